@@ -1,0 +1,59 @@
+"""Named crash points: inert unless armed by an environment variable.
+
+    FENCEPOST_FAULT="decide.after=kill@3"      SIGKILL to this process, the third time it gets there
+    FENCEPOST_FAULT="vote.after=stop,done.before=kill"
+    FENCEPOST_FAULT_LOG=/some/file             note every point that was reached, one name a line
+
+An effect of the protocol has two points, `<its point>.before` and `.after`; the few inside a module are calls of
+`reach`. Never does anything in a process whose environment does not ask for it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from dataclasses import dataclass
+
+ARM = "FENCEPOST_FAULT"
+LOG = "FENCEPOST_FAULT_LOG"
+SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Send a signal to ourselves at the n-th visit of a point."""
+
+    point: str
+    action: str
+    visit: int
+
+
+def parse(text: str) -> tuple[Fault, ...]:
+    """Read `point=action@visit,…`; a wrong word is an error, never a fault that silently does not happen."""
+    faults = []
+    for part in filter(None, text.split(",")):
+        point, equals, rest = part.partition("=")
+        action, _, visit = rest.partition("@")
+        if not equals or action not in SIGNALS or not (visit or "1").isdigit():
+            raise ValueError(f"{ARM}: {part!r} is not point=kill or point=stop, with an optional @visit")
+        faults.append(Fault(point, action, int(visit or 1)))
+    return tuple(faults)
+
+
+_armed = parse(os.environ.get(ARM, ""))
+_log = os.environ.get(LOG)
+_visits: Counter[str] = Counter()
+
+
+def reach(point: str) -> None:
+    """Arrive at a crash point."""
+    if not _armed and _log is None:
+        return
+    _visits[point] += 1
+    if _log is not None:
+        with open(_log, "a") as file:
+            file.write(point + "\n")
+    for fault in _armed:
+        if fault.point == point and fault.visit == _visits[point]:
+            os.kill(os.getpid(), SIGNALS[fault.action])

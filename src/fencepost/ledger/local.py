@@ -1,0 +1,105 @@
+"""A checkpoint on the local disk.
+
+    temp file ─► fsync ─► link (fails if the name is taken) ─► fsync directory ─► unlink temp
+
+Never renames over a ledger record: `rename` overwrites, `link` does not.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from pathlib import Path
+
+from fencepost import faults
+
+
+class LocalStore:
+    """Files under a local folder."""
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self._root = Path(root).absolute()
+
+    @property
+    def root(self) -> str:
+        """The folder's absolute path."""
+        return str(self._root)
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Create a file, whole and durable; False if the name is taken."""
+        path = self._root / name
+        temp = self._write_temp(path, data)
+        try:
+            faults.reach("store.temp_written")
+            try:
+                os.link(temp, path)
+            except FileExistsError:
+                return False
+            faults.reach("store.linked")
+            sync_folder(path.parent)
+        finally:
+            temp.unlink(missing_ok=True)
+        return True
+
+    def replace(self, name: str, data: bytes) -> None:
+        """Write a file, whole and durable, over whatever is there."""
+        path = self._root / name
+        temp = self._write_temp(path, data)
+        faults.reach("store.before_rename")
+        temp.rename(path)
+        sync_folder(path.parent)
+
+    def read(self, name: str) -> bytes | None:
+        """The whole file; None if it is not there."""
+        try:
+            return (self._root / name).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def list(self, folder: str) -> tuple[str, ...]:
+        """Names in a folder, sorted; none if there is no such folder."""
+        try:
+            return tuple(sorted(os.listdir(self._root / folder)))
+        except FileNotFoundError:
+            return ()
+
+    def delete(self, name: str) -> None:
+        """Remove a file or a whole folder; gone already is fine."""
+        path = self._root / name
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+    def _write_temp(self, path: Path, data: bytes) -> Path:
+        make_folder(path.parent)
+        temp = path.parent / f".{path.name}.{uuid.uuid4().hex}.tmp"
+        try:
+            with open(temp, "xb") as file:
+                file.write(data)
+                file.flush()
+                # A failed fsync is never tried again on the same file: the kernel may already have dropped the pages.
+                os.fsync(file.fileno())
+        except OSError:
+            temp.unlink(missing_ok=True)
+            raise
+        return temp
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and its parents, and make their names durable."""
+    if folder.is_dir():
+        return
+    make_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    sync_folder(folder.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

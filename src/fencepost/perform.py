@@ -1,0 +1,174 @@
+"""Does the protocol's effects for real: the store, Spark's log, the sinks.
+
+Never decides anything: what happens next is `protocol/`'s word alone.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fencepost import faults
+from fencepost.ledger import Store
+from fencepost.protocol import effects as e
+from fencepost.protocol.records import Handle, Kept
+from fencepost.rows import Staging
+from fencepost.sinks.contract import Owner, Session
+from fencepost.spark.checkpoint import SparkLog
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Running:
+    """What the engine hands over with an epoch: its staged rows, and a way to ask what it will write as `commits/N`."""
+
+    kept: tuple[Kept, ...]
+    snapshot: Callable[[], str]
+
+
+@dataclass(slots=True)
+class Performer:
+    """The real world of one driver."""
+
+    job: str
+    store: Store
+    log: SparkLog
+    sessions: Mapping[str, Session]
+    running: Running = field(default_factory=lambda: Running((), str))
+    _owner: Owner | None = None
+
+    def run(self, step: e.Step[T]) -> T:
+        """Drive a piece of protocol to its end, with a crash point before and after every effect."""
+        answer: Any = None
+        while True:
+            try:
+                effect = step.send(answer)
+            except StopIteration as stop:
+                value: T = stop.value
+                return value
+            faults.reach(f"{effect.point}.before")
+            answer = _DO[type(effect)](self, effect)
+            faults.reach(f"{effect.point}.after")
+
+    @property
+    def owner(self) -> Owner:
+        """Who we are; known once recovery took over."""
+        assert self._owner is not None, "recovery has not taken over yet"
+        return self._owner
+
+    def staging(self, lineage: str) -> Staging:
+        """The staged rows of a lineage."""
+        return Staging(Path(self.store.root) / "fencepost" / lineage / "staged")
+
+    def rollback(self) -> None:
+        """An epoch failed before its decision: sinks let go of what they hold."""
+        for session in self.sessions.values():
+            session.rollback()
+
+    def close(self) -> None:
+        """Let go of the sinks."""
+        for session in self.sessions.values():
+            session.close()
+
+    # --- ledger
+
+    def _names(self, effect: e.Names) -> tuple[int, ...]:
+        names = self.store.list(ledger_folder(effect.lineage))
+        return tuple(int(name[:-5]) for name in names if name.endswith(".json") and name[:-5].isdigit())
+
+    def _read(self, effect: e.Read) -> bytes | None:
+        return self.store.read(record_name(effect.lineage, effect.number))
+
+    def _create(self, effect: e.Create) -> e.Created:
+        created = self.store.create(record_name(effect.lineage, effect.number), effect.data)
+        return e.Created.CREATED if created else e.Created.TAKEN
+
+    def _forget(self, effect: e.Forget) -> None:
+        self.store.delete(record_name(effect.lineage, effect.number))
+
+    # --- sinks
+
+    def _open_sinks(self, effect: e.OpenSinks) -> None:
+        self._owner = Owner(
+            job=self.job,
+            lineage=effect.lineage,
+            generation=effect.generation,
+            writer=effect.writer,
+            staging=self.staging(effect.lineage),
+        )
+        for session in self.sessions.values():
+            session.open(self._owner)
+
+    def _pre_commit(self, effect: e.PreCommit) -> tuple[Handle, ...]:
+        kept = self.running.kept
+        if not kept:
+            return ()
+        rows = {name: self.owner.staging.rows(kept, name) for name in self.sessions}
+        handles = [session.pre_commit(effect.epoch, rows[name]) for name, session in self.sessions.items()]
+        return tuple(handle for handle in handles if handle is not None)
+
+    def _take_snapshot(self, effect: e.TakeSnapshot) -> e.Snapshot:
+        return e.Snapshot(self.running.snapshot(), self.log.source_sums(effect.before, effect.offsets))
+
+    def _again(self, effect: e.Again) -> tuple[Handle, ...]:
+        session = self.sessions[effect.sink]
+        fresh = (session.pre_commit(effect.epoch, self.owner.staging.rows_again(h)) for h in effect.handles)
+        return tuple(handle for handle in fresh if handle is not None)
+
+    def _write_plainly(self, effect: e.WritePlainly) -> None:
+        for name, session in self.sessions.items():
+            if self.running.kept:
+                session.write(effect.epoch, self.owner.staging.rows(self.running.kept, name))
+        self._sweep(e.SweepStaged("", self.owner.writer, effect.epoch, recovering=False))
+
+    def _sweep(self, effect: e.SweepStaged) -> None:
+        self.owner.staging.sweep(effect.writer, effect.through)
+        if effect.recovering:
+            self.owner.staging.sweep_older(effect.writer)
+
+
+def ledger_folder(lineage: str) -> str:
+    """Where a lineage's records are, under the checkpoint."""
+    return f"fencepost/{lineage}/ledger"
+
+
+def record_name(lineage: str, number: int) -> str:
+    """The file of one record: names sort as numbers do."""
+    return f"{ledger_folder(lineage)}/{number:020d}.json"
+
+
+def _wait(performer: Performer, effect: e.Wait) -> None:
+    time.sleep(min(0.05 * 2**effect.attempt, 5.0) * random.uniform(0.5, 1.0))  # noqa: S311 - spreads retries
+
+
+_DO: Mapping[type[e.Effect[Any]], Callable[[Performer, Any], Any]] = {
+    e.ReadIdentity: lambda p, effect: p.log.identity(),
+    e.WriteMetadata: lambda p, effect: p.log.write_metadata(effect.lineage),
+    e.Names: Performer._names,
+    e.Read: Performer._read,
+    e.Create: Performer._create,
+    e.Forget: Performer._forget,
+    e.LogNames: lambda p, effect: p.log.names(effect.log),
+    e.LogRead: lambda p, effect: p.log.read(effect.log, effect.epoch),
+    e.LogWrite: lambda p, effect: p.log.write(effect.log, effect.epoch, effect.text),
+    e.LogDelete: lambda p, effect: p.log.delete(effect.log, effect.epoch),
+    e.ForgetUndecided: lambda p, effect: p.log.forget_undecided(effect.offsets),
+    e.LostFiles: lambda p, effect: p.log.lost_files(effect.epoch, effect.snapshot, effect.sources),
+    e.OpenSinks: Performer._open_sinks,
+    e.PreCommit: Performer._pre_commit,
+    e.Vote: lambda p, effect: p.sessions[effect.sink].verify(effect.epoch, effect.handles),
+    e.TakeSnapshot: Performer._take_snapshot,
+    e.Commit: lambda p, effect: p.sessions[effect.sink].commit(effect.epoch, effect.handles),
+    e.Again: Performer._again,
+    e.Orphans: lambda p, effect: p.sessions[effect.sink].orphans(effect.before),
+    e.Abort: lambda p, effect: p.sessions[effect.handle.sink].abort(effect.handle),
+    e.SweepStaged: Performer._sweep,
+    e.WritePlainly: Performer._write_plainly,
+    e.Mute: lambda p, effect: None,
+    e.Wait: _wait,
+}

@@ -1,0 +1,271 @@
+"""Everything the protocol may ask the world for, as values.
+
+A step is a generator that yields these and is sent their answers. Production performs them (`fencepost.perform`), the
+model applies them to a world in memory where each may crash before, after, or with its answer lost. `point` names the
+crash points around an effect: `<point>.before` and `<point>.after`.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from fencepost.protocol.records import Epoch, Handle, Number, WriterNumber
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Effect(Generic[T]):
+    """One thing to do, answered with a `T`."""
+
+    point: str
+
+
+Step = Generator[Effect[Any], Any, T]
+"""A piece of protocol that ends with a `T`."""
+
+
+def ask(effect: Effect[T]) -> Step[T]:
+    """Yield one effect and return its answer, typed."""
+    answer: T = yield effect
+    return answer
+
+
+class Created(enum.Enum):
+    """What an exclusive create can answer."""
+
+    CREATED = "created"
+    TAKEN = "taken"
+    UNKNOWN = "unknown"
+
+
+class Outcome(enum.Enum):
+    """What a sink can say about a handle. In doubt is never a guess: ask again."""
+
+    DONE = "done"
+    GONE = "gone"
+    IN_DOUBT = "in_doubt"
+
+
+# --- the checkpoint and its ledger
+
+
+@dataclass(frozen=True, slots=True)
+class ReadIdentity(Effect["Identity"]):
+    """Who does this directory say it is?"""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What stands in a checkpoint directory before anything is believed."""
+
+    metadata: str | None
+    """The id in Spark's `metadata`; None if there is no such file, "" if it cannot be read."""
+    ledgers: tuple[str, ...]
+    """Lineages that have a ledger here."""
+    epochs: tuple[int, ...]
+    """Numbers in Spark's `offsets` and `commits`."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteMetadata(Effect[None]):
+    """Write Spark's `metadata`, durably: the lineage is Spark's query id."""
+
+    lineage: str
+
+
+@dataclass(frozen=True, slots=True)
+class Names(Effect[tuple[int, ...]]):
+    """The numbers present in a lineage's ledger, rising."""
+
+    lineage: str
+
+
+@dataclass(frozen=True, slots=True)
+class Read(Effect[bytes | None]):
+    """The bytes of one record."""
+
+    lineage: str
+    number: Number
+
+
+@dataclass(frozen=True, slots=True)
+class Create(Effect[Created]):
+    """Create one record, whole, durable and exclusive, or not at all."""
+
+    lineage: str
+    number: Number
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Forget(Effect[None]):
+    """Delete one record that retention freed."""
+
+    lineage: str
+    number: Number
+
+
+# --- Spark's own log
+
+
+@dataclass(frozen=True, slots=True)
+class LogNames(Effect[tuple[int, ...]]):
+    """The epochs in `offsets` or `commits`, rising."""
+
+    log: str
+
+
+@dataclass(frozen=True, slots=True)
+class LogRead(Effect[str | None]):
+    """The text of one entry; None if it is not there."""
+
+    log: str
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class LogWrite(Effect[None]):
+    """Write one entry, durably, over whatever is there."""
+
+    log: str
+    epoch: Epoch
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class LogDelete(Effect[None]):
+    """Remove one entry, durably."""
+
+    log: str
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetUndecided(Effect[None]):
+    """Remove what the engine noted beside its log for epochs after `offsets` (None: for every epoch)."""
+
+    offsets: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class LostFiles(Effect[tuple[str, ...]]):
+    """Which of the state and source files that the decisions rest on are missing or changed?"""
+
+    epoch: Epoch
+    snapshot: str
+    sources: Mapping[str, str]
+
+
+# --- the running epoch and its sinks
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSinks(Effect[None]):
+    """Let every sink know its owner; a sink ends the sessions of older writers, so a sleeping one holds nothing up."""
+
+    lineage: str
+    generation: int
+    writer: WriterNumber
+
+
+@dataclass(frozen=True, slots=True)
+class PreCommit(Effect[tuple[Handle, ...]]):
+    """Hand the rows of the running epoch to every sink, durable and invisible."""
+
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class Vote(Effect[tuple[str, ...]]):
+    """Which of these handles can no longer be committed?"""
+
+    sink: str
+    epoch: Epoch
+    handles: tuple[Handle, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TakeSnapshot(Effect["Snapshot"]):
+    """What the engine is going to write as `commits/N`, and the sums of the source files this epoch read from.
+
+    `before` and `offsets` are the texts of `offsets/N-1` (as decided) and `offsets/N`.
+    """
+
+    epoch: Epoch
+    before: str | None
+    offsets: str
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The state at the barrier, as the engine names it."""
+
+    text: str
+    sources: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Commit(Effect[Mapping[str, Outcome]]):
+    """Make these handles visible; repeatable, from any process, at any later time."""
+
+    sink: str
+    epoch: Epoch
+    handles: tuple[Handle, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Again(Effect[tuple[Handle, ...]]):
+    """Pre-commit the kept rows of lost handles once more, under new handles."""
+
+    sink: str
+    epoch: Epoch
+    handles: tuple[Handle, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Orphans(Effect[tuple[Handle, ...]]):
+    """Pre-committed units of writers older than `before`."""
+
+    sink: str
+    before: WriterNumber
+
+
+@dataclass(frozen=True, slots=True)
+class Abort(Effect[None]):
+    """Undo one orphan. Never called for a handle that a decision names."""
+
+    handle: Handle
+
+
+@dataclass(frozen=True, slots=True)
+class SweepStaged(Effect[None]):
+    """Delete staged files: mine of epochs up to `through`, and, when recovering, all of older writers'."""
+
+    writer: WriterNumber
+    through: Epoch
+    recovering: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WritePlainly(Effect[None]):
+    """Send the rows of the running epoch and flush, with no protocol at all (the two weaker levels)."""
+
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class Mute(Effect[None]):
+    """Let the running epoch's rows go nowhere: they may have left before."""
+
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class Wait(Effect[None]):
+    """Back off before asking a sink again; the n-th time in a row."""
+
+    attempt: int

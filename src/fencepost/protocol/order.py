@@ -1,0 +1,294 @@
+"""Which record may follow which: one table, as data, and the fold over it.
+
+    state of a ledger = (latest writer, done_through, the open decision or none)
+
+At most one decision is open at any time, and it is the newest. Recovery rests on this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from fencepost.protocol.records import (
+    NOTHING_BEFORE,
+    Body,
+    Claim,
+    Damaged,
+    Decision,
+    Done,
+    Epoch,
+    Handle,
+    Lineage,
+    Number,
+    Record,
+    Redo,
+    Savepoint,
+    Sealed,
+    Void,
+    Writer,
+    WriterNumber,
+    digest,
+    encode,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """The one decision whose commits are not known to be over."""
+
+    number: Number
+    epoch: Epoch
+    handles: tuple[Handle, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What the records up to `last` say."""
+
+    lineage_id: str
+    lineage: Lineage
+    last: Number
+    last_sum: str
+    writer: WriterNumber
+    done_through: Epoch
+    end: str
+    """Digest of the positions up to which epochs are decided."""
+    open: Open | None = None
+    decisions: tuple[tuple[Number, Decision], ...] = ()
+    """Decisions that are not void, oldest first, as far as they are retained."""
+    claims: tuple[tuple[Number, Claim], ...] = ()
+    writers: tuple[Number, ...] = ()
+    pins: tuple[Number, ...] = ()
+    voided: Epoch | None = None
+    """The epoch whose decision was taken back and which was not decided again yet."""
+    sealed: bool = False
+    oldest: Number = Number(1)
+
+    @property
+    def newest(self) -> Decision | None:
+        """The newest decision that is not void."""
+        return self.decisions[-1][1] if self.decisions else None
+
+    @property
+    def next_epoch(self) -> Epoch:
+        """The epoch that may be decided next."""
+        return Epoch((self.open.epoch if self.open else self.done_through) + 1)
+
+
+Condition = Callable[[State, Record], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """When a kind is legal (every condition holds) and what the state is then."""
+
+    when: tuple[Condition, ...]
+    then: Callable[[State, Record], State]
+
+
+# --- conditions: the docstring is the sentence of the error message
+
+
+def not_sealed(state: State, record: Record) -> bool:
+    """the ledger is not sealed"""
+    return not state.sealed
+
+
+def by_latest_writer(state: State, record: Record) -> bool:
+    """its writer is the latest one"""
+    return record.writer == state.writer
+
+
+def next_to_decide(state: State, record: Record) -> bool:
+    """no decision is open, or the open one is the epoch before and this record says that it is done"""
+    body = record.body
+    assert isinstance(body, Decision)
+    return body.epoch == state.next_epoch and body.done_through == body.epoch - 1
+
+
+def starts_where_the_last_ended(state: State, record: Record) -> bool:
+    """its start is the end of the decision before"""
+    assert isinstance(record.body, Decision)
+    return record.body.start == state.end
+
+
+def names_the_open_decision(state: State, record: Record) -> bool:
+    """it names the open decision"""
+    body = record.body
+    assert isinstance(body, Redo | Void)
+    return state.open is not None and (body.epoch, body.decision) == (state.open.epoch, state.open.number)
+
+
+def ends_the_open_decision(state: State, record: Record) -> bool:
+    """it ends the open decision"""
+    assert isinstance(record.body, Done)
+    return state.open is not None and record.body.through == state.open.epoch
+
+
+def none_open(state: State, record: Record) -> bool:
+    """no decision is open"""
+    return state.open is None
+
+
+def claims_in_turn(state: State, record: Record) -> bool:
+    """the job is at_most_once and the epoch is the one after the last claim"""
+    assert isinstance(record.body, Claim)
+    last = state.claims[-1][1].epoch if state.claims else record.body.epoch - 1
+    return state.lineage.guarantee == "at_most_once" and record.body.epoch == last + 1
+
+
+def epoch_is_done(state: State, record: Record) -> bool:
+    """its epoch is done"""
+    assert isinstance(record.body, Savepoint)
+    return record.body.epoch <= state.done_through
+
+
+# --- effects on the state
+
+
+def _take_over(state: State, record: Record) -> State:
+    return replace(state, writer=WriterNumber(record.number), writers=(*state.writers, record.number))
+
+
+def _decide(state: State, record: Record) -> State:
+    body = record.body
+    assert isinstance(body, Decision)
+    return replace(
+        state,
+        done_through=body.done_through,
+        end=body.end,
+        open=Open(record.number, body.epoch, body.handles),
+        decisions=(*state.decisions, (record.number, body)),
+        voided=None,
+    )
+
+
+def _redo(state: State, record: Record) -> State:
+    assert isinstance(record.body, Redo)
+    assert state.open is not None
+    stay = tuple(h for h in state.open.handles if h.id not in record.body.lost)
+    return replace(state, open=replace(state.open, handles=stay + record.body.handles))
+
+
+def _void(state: State, record: Record) -> State:
+    _, taken_back = state.decisions[-1]
+    return replace(
+        state, open=None, end=taken_back.start, decisions=state.decisions[:-1], voided=taken_back.epoch
+    )
+
+
+def _done(state: State, record: Record) -> State:
+    assert isinstance(record.body, Done)
+    return replace(state, open=None, done_through=record.body.through)
+
+
+def _claim(state: State, record: Record) -> State:
+    assert isinstance(record.body, Claim)
+    return replace(state, claims=(*state.claims, (record.number, record.body)))
+
+
+def _pin(state: State, record: Record) -> State:
+    body = record.body
+    assert isinstance(body, Savepoint)
+    pinned = [number for number, decision in state.decisions if decision.epoch == body.epoch]
+    return replace(state, pins=(*state.pins, *pinned))
+
+
+def _seal(state: State, record: Record) -> State:
+    return replace(state, sealed=True)
+
+
+ORDER: Mapping[type[Body], Rule] = {
+    Writer: Rule((not_sealed,), _take_over),
+    Decision: Rule((not_sealed, by_latest_writer, next_to_decide, starts_where_the_last_ended), _decide),
+    Redo: Rule((not_sealed, by_latest_writer, names_the_open_decision), _redo),
+    Void: Rule((not_sealed, by_latest_writer, names_the_open_decision), _void),
+    Done: Rule((not_sealed, by_latest_writer, ends_the_open_decision), _done),
+    Claim: Rule((not_sealed, by_latest_writer, claims_in_turn), _claim),
+    Savepoint: Rule((not_sealed, by_latest_writer, epoch_is_done), _pin),
+    Sealed: Rule((not_sealed, by_latest_writer, none_open), _seal),
+}
+"""`lineage` is not in the table: it is number 0 and nothing else is (`begin`)."""
+
+
+class IllegalOrder(Damaged):
+    """A whole, unchanged record in a place where it may not stand."""
+
+
+def begin(record: Record, data: bytes) -> State:
+    """The state after number 0."""
+    if record.number != 0 or not isinstance(record.body, Lineage) or record.prev != NOTHING_BEFORE:
+        raise IllegalOrder("number 0 is not a lineage")
+    return State(
+        lineage_id=record.lineage,
+        lineage=record.body,
+        last=Number(0),
+        last_sum=digest(data),
+        writer=WriterNumber(0),
+        done_through=Epoch(record.body.first_epoch - 1),
+        end=NOTHING_BEFORE,
+    )
+
+
+def resume(state: State, record: Record) -> State:
+    """The state before `record`, the oldest one retained: a record says enough to begin in the middle."""
+    body = record.body
+    return replace(
+        state,
+        last=Number(record.number - 1),
+        last_sum=record.prev,
+        # A writer record names itself; every other one was written by the latest writer.
+        writer=state.writer if isinstance(body, Writer) else record.writer,
+        done_through=body.done_through if isinstance(body, Decision) else state.done_through,
+        end=body.start if isinstance(body, Decision) else state.end,
+    )
+
+
+def advance(state: State, record: Record, data: bytes | None = None) -> State:
+    """The state after `record`; raise `IllegalOrder` with the broken condition."""
+    if record.number != state.last + 1 or record.prev != state.last_sum or record.lineage != state.lineage_id:
+        raise IllegalOrder(f"record {record.number} does not follow record {state.last}")
+    rule = ORDER.get(type(record.body))
+    if rule is None:
+        raise IllegalOrder(f"record {record.number} is a second lineage")
+    for condition in rule.when:
+        if not condition(state, record):
+            raise IllegalOrder(f"record {record.number} is a {record.kind}, legal only when {condition.__doc__}")
+    after = rule.then(state, record)
+    number, oldest = record.number, record.oldest
+    if oldest != after.oldest:
+        after = replace(
+            after,
+            oldest=oldest,
+            decisions=tuple(d for d in after.decisions if d[0] >= oldest),
+            claims=tuple(c for c in after.claims if c[0] >= oldest),
+            writers=tuple(w for w in after.writers if w >= oldest),
+        )
+    return replace(after, last=number, last_sum=digest(encode(record) if data is None else data))
+
+
+def fold(chain: Iterable[tuple[Record, bytes]]) -> State:
+    """Read a whole ledger: number 0 first, then every retained record in order."""
+    records = iter(chain)
+    state = begin(*next(records))
+    first = True
+    for record, data in records:
+        if first and record.number > 1:
+            state = resume(state, record)
+        first = False
+        state = advance(state, record, data)
+    return state
+
+
+def oldest_needed(state: State, keep: int) -> Number:
+    """The lowest number to retain: the last `keep` decisions (or claims, or writers), and what is pinned."""
+    by_guarantee = {
+        "exactly_once": tuple(number for number, _ in state.decisions),
+        "at_most_once": tuple(number for number, _ in state.claims),
+        "at_least_once": state.writers,
+    }
+    anchors = by_guarantee[state.lineage.guarantee]
+    if len(anchors) <= keep:
+        return state.oldest
+    return max(state.oldest, min((anchors[-keep], *state.pins)))

@@ -1,0 +1,264 @@
+"""The ledger's records, and their one way to bytes and back.
+
+Never a row's value, never a secret: a record is read with `cat` by whoever may read the checkpoint.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, NewType
+
+Epoch = NewType("Epoch", int)
+"""The number of an epoch; Spark's batch id."""
+
+Number = NewType("Number", int)
+"""The place of a record in its ledger; also its file name."""
+
+WriterNumber = NewType("WriterNumber", int)
+"""The number of a driver's own `writer` record: unique and rising without a counter."""
+
+NOTHING_BEFORE = "0" * 64
+"""`prev` of record 0, and the digest of the positions before the first epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A staged file that holds an epoch's rows until every sink has them."""
+
+    file: str
+    rows: int
+    sum: str
+
+
+@dataclass(frozen=True, slots=True)
+class Handle:
+    """The name by which any process can commit or abort one pre-committed unit."""
+
+    id: str
+    sink: str
+    rows: int
+    kept: tuple[Kept, ...] = ()
+    body: Mapping[str, Any] = field(default_factory=dict)
+
+    def __hash__(self) -> int:
+        """By id: ids are random and never used twice."""
+        return hash(self.id)
+
+
+@dataclass(frozen=True, slots=True)
+class SinkRecord:
+    """What the ledger remembers of a sink: enough to notice that its target was replaced."""
+
+    shape: str
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """Number 0: who we are."""
+
+    job: str
+    guarantee: str
+    first_epoch: Epoch
+    sinks: Mapping[str, SinkRecord]
+    formats: Mapping[str, str]
+    generation: int = 0
+    parent: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """From here on only this writer appends."""
+
+    start: str
+    host: str
+    pid: int
+    versions: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """at_most_once: from here on the epoch's rows may leave, once."""
+
+    epoch: Epoch
+    offsets: str
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The point of no return: this epoch will be committed, whatever crashes."""
+
+    epoch: Epoch
+    offsets: str
+    start: str
+    end: str
+    done_through: Epoch
+    handles: tuple[Handle, ...]
+    snapshot: str
+    sources: Mapping[str, str] = field(default_factory=dict)
+    cause: str = "data"
+
+
+@dataclass(frozen=True, slots=True)
+class Redo:
+    """New handles, holding the same rows, in the place of lost ones."""
+
+    epoch: Epoch
+    decision: Number
+    lost: tuple[str, ...]
+    handles: tuple[Handle, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Void:
+    """Nothing of this decision is visible or ever will be; the epoch runs again."""
+
+    epoch: Epoch
+    decision: Number
+    lost: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Every handle of every decision up to here is committed, and no next decision is there to say so."""
+
+    through: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class Savepoint:
+    """A copy exists; its epoch is pinned against retention."""
+
+    name: str
+    epoch: Epoch
+    place: str
+    sum: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """The last record."""
+
+    why: str
+    next: str | None = None
+
+
+Body = Lineage | Writer | Claim | Decision | Redo | Void | Done | Savepoint | Sealed
+
+KINDS: Mapping[str, type[Body]] = {
+    "lineage": Lineage,
+    "writer": Writer,
+    "claim": Claim,
+    "decision": Decision,
+    "redo": Redo,
+    "void": Void,
+    "done": Done,
+    "savepoint": Savepoint,
+    "sealed": Sealed,
+}
+KIND_OF: Mapping[type[Body], str] = {cls: kind for kind, cls in KINDS.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One record with its place in the chain."""
+
+    number: Number
+    lineage: str
+    writer: WriterNumber
+    at: str
+    prev: str
+    oldest: Number
+    body: Body
+
+    @property
+    def kind(self) -> str:
+        """The word used for it in files, tables and messages."""
+        return KIND_OF[type(self.body)]
+
+
+class Damaged(Exception):
+    """Bytes that are not a whole, unchanged record of this ledger."""
+
+
+def digest(data: bytes) -> str:
+    """SHA-256, the one digest of every durable thing here."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def positions(offsets: str) -> str:
+    """Digest of the source lines of an `offsets/N` text: where the epoch ends.
+
+    The first two lines are the version and Spark's own settings; the rest is one line per source.
+    """
+    return digest("\n".join(offsets.rstrip("\n").split("\n")[2:]).encode())
+
+
+def encode(record: Record) -> bytes:
+    """Canonical bytes, with the sum over everything else."""
+    plain: dict[str, Any] = {
+        "number": record.number,
+        "kind": record.kind,
+        "lineage": record.lineage,
+        "writer": record.writer,
+        "at": record.at,
+        "prev": record.prev,
+        "oldest": record.oldest,
+        "body": asdict(record.body),
+    }
+    plain["sum"] = digest(_canonical(plain))
+    return _canonical(plain) + b"\n"
+
+
+def decode(data: bytes) -> Record:
+    """Read bytes back; raise `Damaged` unless they are exactly what `encode` once wrote."""
+    try:
+        plain = json.loads(data)
+        expected = plain.pop("sum")
+        if digest(_canonical(plain)) != expected:
+            raise Damaged("its sum does not match its content")
+        record = Record(
+            number=Number(plain["number"]),
+            lineage=plain["lineage"],
+            writer=WriterNumber(plain["writer"]),
+            at=plain["at"],
+            prev=plain["prev"],
+            oldest=Number(plain["oldest"]),
+            body=_body(plain["kind"], plain["body"]),
+        )
+    except Damaged:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Damaged(f"it is not a record ({type(error).__name__})") from error
+    if encode(record) != data:
+        raise Damaged("it is not in canonical form")
+    return record
+
+
+def _canonical(plain: Mapping[str, Any]) -> bytes:
+    return json.dumps(plain, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _body(kind: str, plain: Mapping[str, Any]) -> Body:
+    cls = KINDS[kind]
+    values = {f.name: plain[f.name] for f in fields(cls)}
+    if "handles" in values:
+        values["handles"] = tuple(_handle(h) for h in values["handles"])
+    if "lost" in values:
+        values["lost"] = tuple(values["lost"])
+    if cls is Lineage:
+        values["sinks"] = {name: SinkRecord(**sink) for name, sink in values["sinks"].items()}
+    return cls(**values)
+
+
+def _handle(plain: Mapping[str, Any]) -> Handle:
+    return Handle(
+        id=plain["id"],
+        sink=plain["sink"],
+        rows=plain["rows"],
+        kept=tuple(Kept(**kept) for kept in plain["kept"]),
+        body=plain["body"],
+    )

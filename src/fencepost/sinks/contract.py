@@ -1,0 +1,130 @@
+"""What a sink is: settings that a user names, and a session that the driver opens.
+
+    pre_commit  rows are with the sink or staged: durable, not visible        → a handle
+    verify      can every handle be committed? (a database does the work here, in an open transaction)
+    commit      make them visible: repeatable, from any process, at any later time
+    abort       undo an orphan: repeatable
+
+`fencepost.testing.SinkContract` is the test suite that a sink of your own has to pass.
+"""
+
+from __future__ import annotations
+
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import pyarrow as pa
+
+from fencepost.protocol.effects import Outcome
+from fencepost.protocol.records import Epoch, Handle, WriterNumber
+from fencepost.rows import Rows, Staging
+
+Shape = Literal["transaction", "apply", "publish"]
+OutputMode = Literal["append", "update"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What a sink can do; declared here, tested by the contract suite, weighed by `fencepost.guarantee`."""
+
+    shape: Shape
+    repeatable: bool
+    """A commit repeated after a crash leaves no second copy: an epoch row, a manifest, an ended transaction, a key."""
+    atomic: bool = True
+    """A reader sees an epoch whole or not at all."""
+    perishable: bool = False
+    """The target may lose a pre-committed unit by itself (a broker's transaction timeout)."""
+    keeps_rows: bool = True
+    """The epoch's rows have to stay staged until they are committed."""
+    modes: frozenset[OutputMode] = frozenset({"append"})
+    """Output modes whose rows this sink writes correctly; update needs a key."""
+    remedy: str = ""
+    """What would make this sink stronger, for the message of a refused job."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """On whose behalf a session writes."""
+
+    job: str
+    lineage: str
+    generation: int
+    writer: WriterNumber
+    staging: Staging
+    ancestors: frozenset[str] = field(default_factory=frozenset)
+    """Lineages this one was restored from: their marks in a target are ours."""
+
+    def handle_id(self, epoch: Epoch) -> str:
+        """A name that no other attempt, writer or lineage uses."""
+        return f"{self.lineage[:8]}-{self.writer}-{epoch}-{uuid.uuid4().hex[:12]}"
+
+
+class Sink(ABC):
+    """Where a branch of a job goes: settings only, nothing open.
+
+    The mistake people make: connecting in `__init__`. A sink is built before recovery, may be built in a notebook and
+    never run, and must be cheap to build; connect in `session`.
+    """
+
+    name: str
+    """Unique within a job, and the same at every start: the ledger knows the sink by it."""
+
+    @property
+    @abstractmethod
+    def capabilities(self) -> Capabilities:
+        """What this sink, with these settings, can do."""
+
+    @abstractmethod
+    def session(self, job: str) -> Session:
+        """Open the driver's side; one per start of the query."""
+
+
+class Session(ABC):
+    """The driver's side of a sink, for one start of the query. Called from one thread at a time, not always the same."""
+
+    @abstractmethod
+    def preflight(self, schema: pa.Schema, mode: OutputMode) -> str:
+        """Check the target before any data flows, make what was asked for, and return its identity.
+
+        Raise `TargetRefused` if the columns do not fit. The identity is stored in the ledger; another one at a later
+        start is refused, so it must live *in* the target (a random id in a table, a file), not be made of its name.
+        """
+
+    @abstractmethod
+    def open(self, owner: Owner) -> None:
+        """This process took over: end what older writers still hold, refuse a target marked by another lineage."""
+
+    @abstractmethod
+    def pre_commit(self, epoch: Epoch, rows: Rows) -> Handle | None:
+        """Make the rows durable and not visible; None if there are none."""
+
+    @abstractmethod
+    def verify(self, epoch: Epoch, handles: tuple[Handle, ...]) -> tuple[str, ...]:
+        """Vote: ids of handles that can no longer be committed. Raise if the target refuses the rows."""
+
+    @abstractmethod
+    def commit(self, epoch: Epoch, handles: tuple[Handle, ...]) -> Mapping[str, Outcome]:
+        """Make the handles visible; say of each whether it is done, gone, or in doubt.
+
+        The mistake people make: answering GONE after a timeout. An answer that was lost is IN_DOUBT.
+        """
+
+    @abstractmethod
+    def write(self, epoch: Epoch, rows: Rows) -> None:
+        """Send the rows plainly and flush (at_least_once, at_most_once)."""
+
+    def rollback(self) -> None:
+        """The running epoch failed before its decision: let go of what `verify` holds. Must not raise."""
+
+    def abort(self, handle: Handle) -> None:
+        """Undo one orphan; undone already is fine."""
+
+    def orphans(self, before: WriterNumber) -> tuple[Handle, ...]:
+        """Units that writers older than `before` pre-committed and nobody committed or aborted."""
+        return ()
+
+    def close(self) -> None:
+        """Let go of connections. Must not raise."""
