@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 ARM = "FENCEPOST_FAULT"
@@ -41,9 +42,17 @@ def parse(text: str) -> tuple[Fault, ...]:
     return tuple(faults)
 
 
-_armed = parse(os.environ.get(ARM, ""))
-_log = os.environ.get(LOG)
+_armed: tuple[Fault, ...] = ()
+_log: str | None = None
 _visits: Counter[str] = Counter()
+
+
+def arm(environment: Mapping[str, str]) -> None:
+    """Take the faults from these variables, and count visits anew."""
+    global _armed, _log  # noqa: PLW0603 - one process, one set of faults
+    _armed = parse(environment.get(ARM, ""))
+    _log = environment.get(LOG)
+    _visits.clear()
 
 
 def reach(point: str) -> None:
@@ -57,3 +66,6 @@ def reach(point: str) -> None:
     for fault in _armed:
         if fault.point == point and fault.visit == _visits[point]:
             os.kill(os.getpid(), SIGNALS[fault.action])
+
+
+arm(os.environ)

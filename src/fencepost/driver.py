@@ -1,0 +1,199 @@
+"""One start of a job: recovery, then epoch after epoch, then a clean end. Knows no pyspark.
+
+The bridge calls `run_epoch` once per epoch, from the engine's thread; `close` may come from any other.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import threading
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+
+import pyarrow as pa
+
+from fencepost.errors import EpochFailed, FencepostError, RecoveryNeeded, Where
+from fencepost.guarantee import Guarantee
+from fencepost.ledger import Store
+from fencepost.perform import Performer, Running
+from fencepost.protocol.append import Book
+from fencepost.protocol.epoch import SinkFacts, mark_done, run_claimed, run_epoch, run_plainly, tidy
+from fencepost.protocol.recover import Start, recover
+from fencepost.protocol.records import Epoch, Kept, Lineage, SinkRecord, Writer
+from fencepost.sinks.contract import OutputMode, Sink
+from fencepost.spark.checkpoint import SparkLog
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to run: everything but the engine."""
+
+    job: str
+    store: Store
+    sinks: Mapping[str, Sink]
+    schemas: Mapping[str, pa.Schema]
+    modes: Mapping[str, OutputMode]
+    guarantee: Guarantee
+    formats: Mapping[str, str] = field(default_factory=dict)
+    keep: int = 100
+    adopt: bool = False
+
+
+class Stopping(Exception):
+    """The driver is closed: the engine must not begin another epoch."""
+
+
+class Driver:
+    """The one writer of a checkpoint, from its recovery to its end."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._gate = threading.Lock()
+        self._closed = False
+        self.failure: FencepostError | None = None
+        """What ended the run, with more in it than the engine's exception can carry."""
+        sessions = {name: sink.session(plan.job) for name, sink in plan.sinks.items()}
+        self._performer = Performer(plan.job, plan.store, SparkLog(plan.store), sessions)
+        self._facts = tuple(SinkFacts(name, sink.capabilities.perishable) for name, sink in plan.sinks.items())
+        self._book: Book | None = None
+
+    def recover(self) -> None:
+        """Preflight the sinks, then bring ledger, sinks and Spark's log into one state."""
+        plan = self._plan
+        try:
+            start = Start(
+                lineage=Lineage(
+                    job=plan.job,
+                    guarantee=plan.guarantee.word,
+                    first_epoch=Epoch(0),
+                    sinks=self._preflight(),
+                    formats=plan.formats,
+                ),
+                sinks=self._facts,
+                writer=Writer(uuid.uuid4().hex, socket.gethostname(), os.getpid(), _versions()),
+                new_id=str(uuid.uuid4()),
+                clock=_now,
+                keep=plan.keep,
+                adopt=plan.adopt,
+            )
+            self._book = self._performer.run(recover(start))
+        except FencepostError as error:
+            self._performer.close()
+            raise error.at(job=plan.job) from error.__cause__
+        except OSError as error:
+            self._performer.close()
+            raise RecoveryNeeded(
+                "checkpoint_unusable",
+                f"The checkpoint cannot be read or written: {error.strerror or error}.",
+                where=Where(job=plan.job, path=plan.store.root),
+                safe="Safe: nothing was half written; what is decided will be finished.",
+                next="Make the folder writable and see that its disk has room, then start the job again.",
+            ) from error
+
+    @property
+    def book(self) -> Book:
+        """Our view of the ledger; there once recovery is over."""
+        assert self._book is not None, "recover first"
+        return self._book
+
+    @property
+    def lineage(self) -> str:
+        """Spark's query id."""
+        return self.book.state.lineage_id
+
+    @property
+    def durable(self) -> bool:
+        """Do staged rows have to outlive a crash?"""
+        exactly = self._plan.guarantee is Guarantee.EXACTLY_ONCE
+        return exactly and any(sink.capabilities.keeps_rows for sink in self._plan.sinks.values())
+
+    @property
+    def staged_folder(self) -> str:
+        """Where the engine stages rows for this driver."""
+        return str(self._performer.owner.staging.folder(self.book.writer))
+
+    def stage(self, epoch: int, table: pa.Table) -> tuple[Kept, ...]:
+        """Stage rows that the engine brought to the driver."""
+        staging = self._performer.owner.staging
+        return staging.stage(self.book.writer, Epoch(epoch), table, durable=self.durable)
+
+    def run_epoch(self, epoch: int, kept: tuple[Kept, ...], snapshot: Callable[[], str]) -> None:
+        """Carry one epoch to the sinks; raise whatever must end the query."""
+        with self._gate:
+            if self._closed:
+                raise Stopping
+            number = Epoch(epoch)
+            self._performer.running = Running(kept, snapshot)
+            try:
+                match self._plan.guarantee:
+                    case Guarantee.EXACTLY_ONCE:
+                        self._performer.run(run_epoch(self.book, number, self._facts))
+                    case Guarantee.AT_LEAST_ONCE:
+                        self._performer.run(run_plainly(self.book, number))
+                    case Guarantee.AT_MOST_ONCE:
+                        self._performer.run(run_claimed(self.book, number))
+            except Exception as error:
+                self._closed = True
+                self._performer.rollback()
+                self.failure = self._explain(error, number)
+                raise self.failure from error
+
+    def close(self, *, finished: bool = True) -> None:
+        """Wait for the epoch in flight, let no other begin; `finished` also notes that the last one is done."""
+        with self._gate:
+            already, self._closed = self._closed, True
+            if already and self.failure is None:
+                return
+            try:
+                if finished and self.failure is None and self._plan.guarantee is Guarantee.EXACTLY_ONCE:
+                    self._performer.run(mark_done(self.book))
+                    self._performer.run(tidy(self.book))
+            finally:
+                self._performer.close()
+
+    def _preflight(self) -> dict[str, SinkRecord]:
+        plan = self._plan
+        found = {}
+        for name, sink in plan.sinks.items():
+            try:
+                target = self._performer.sessions[name].preflight(plan.schemas[name], plan.modes[name])
+            except FencepostError as error:
+                raise error.at(job=plan.job, sink=name) from error.__cause__
+            found[name] = SinkRecord(sink.capabilities.shape, target)
+        return found
+
+    def _explain(self, error: Exception, epoch: Epoch) -> FencepostError:
+        """Our own errors as they are; anything else named by its type only, for its text may hold a row's value."""
+        if isinstance(error, FencepostError):
+            return error.at(job=self._plan.job, epoch=epoch)
+        what = error.strerror if isinstance(error, OSError) and error.strerror else type(error).__name__
+        opened = self.book.state.open
+        where = Where(job=self._plan.job, epoch=epoch)
+        if opened is not None and opened.epoch == epoch:
+            again = "Start the job again: recovery finishes the epoch."
+            return RecoveryNeeded("commit_failed", f"The epoch is decided, then: {what}.", where=where, next=again)
+        return EpochFailed(
+            "epoch_failed",
+            f"The epoch failed before its decision: {what}.",
+            where=where,
+            next="Look at the cause above; when it is mended, start the job again.",
+        )
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in ("fencepost", "pyspark", "pyarrow"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,98 @@
+"""The weakest link of source × engine × sink: which end-to-end guarantee a job really has.
+
+Never promises more than the links declare; a job that asks for more is refused, with the link, the reason and the cure.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fencepost.errors import BadConfig, GuaranteeTooHigh, Where
+from fencepost.sinks.contract import Capabilities
+
+
+class Guarantee(enum.IntEnum):
+    """What happens to a record when something crashes."""
+
+    AT_MOST_ONCE = 0
+    AT_LEAST_ONCE = 1
+    EXACTLY_ONCE = 2
+
+    @property
+    def word(self) -> str:
+        """As it is written in code, ledger and messages."""
+        return self.name.lower()
+
+    @classmethod
+    def parse(cls, text: str) -> Guarantee:
+        """Read a user's word."""
+        try:
+            return {level.word: level for level in cls}[text]
+        except (KeyError, TypeError):
+            raise BadConfig(
+                "unknown_guarantee",
+                f"There is no guarantee {text!r}.",
+                next="Use 'exactly_once', 'at_least_once' or 'at_most_once'.",
+            ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One part of a job, the best level it allows, why, and what would lift it."""
+
+    part: str
+    best: Guarantee
+    reason: str
+    cure: str = ""
+
+
+def source_link(name: str, *, replayable: bool) -> Link:
+    """A source that can be read again allows everything; one that cannot allows only at_most_once."""
+    if replayable:
+        return Link(f"source {name}", Guarantee.EXACTLY_ONCE, "a range of positions can be read again")
+    return Link(
+        f"source {name}",
+        Guarantee.AT_MOST_ONCE,
+        "what was read once cannot be read again after a crash",
+        "put the records into Kafka or files first, or ask for guarantee='at_most_once'",
+    )
+
+
+def sink_link(name: str, sink: Capabilities) -> Link:
+    """A sink whose commit may be repeated allows everything."""
+    if sink.repeatable:
+        how = {
+            "transaction": "rows go into a transaction that is ended after the decision",
+            "apply": "rows and epoch are written together",
+            "publish": "one manifest makes an epoch visible",
+        }[sink.shape]
+        return Link(f"sink {name}", Guarantee.EXACTLY_ONCE, how)
+    return Link(
+        f"sink {name}",
+        Guarantee.AT_LEAST_ONCE,
+        "after a crash an epoch is sent again, and nothing in the target tells that it was there",
+        sink.remedy or "choose a sink with an epoch row, or ask for guarantee='at_least_once'",
+    )
+
+
+def weakest(links: Iterable[Link]) -> Link:
+    """The link that limits the job; the first one, if several do."""
+    return min(links, key=lambda link: link.best)
+
+
+def check(asked: Guarantee, links: Iterable[Link], *, job: str) -> None:
+    """Refuse a job that asks for more than its links give.
+
+    The two weaker levels are not an order: a source that cannot be replayed gives at_most_once, so even at_least_once
+    is too much for it.
+    """
+    limit = weakest(links)
+    if asked > limit.best:
+        raise GuaranteeTooHigh(
+            "guarantee_too_high",
+            f"The job asks for {asked.word}, but {limit.part} allows {limit.best.word} at best: {limit.reason}.",
+            where=Where(job=job),
+            next=limit.cure[:1].upper() + limit.cure[1:] + ".",
+        )

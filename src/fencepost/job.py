@@ -1,0 +1,398 @@
+"""A job: read → plain DataFrames → write → run.
+
+Never runs a query without recovery before it, and never lets two branches of a job be decided apart.
+"""
+
+from __future__ import annotations
+
+import html
+import os
+import re
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
+
+from fencepost.driver import Driver, Plan, Stopping
+from fencepost.errors import BadConfig, EpochFailed, FencepostError, Where
+from fencepost.guarantee import Guarantee, Link, check, sink_link, source_link, weakest
+from fencepost.ledger import LocalStore
+from fencepost.sinks.contract import Sink
+from fencepost.sources.contract import Source
+from fencepost.spark import branches, inspect, session
+from fencepost.spark.bridge import Bridge, ForeachBatchBridge, JvmBridge
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+BridgeName = Literal["jvm", "foreach_batch"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What a start needs to know besides the DataFrame and its sinks."""
+
+    job: str
+    checkpoint: str
+    guarantee: Guarantee
+    mode: str
+    bridge: BridgeName | None = None
+    adopt: bool = False
+
+
+class Job:
+    """One streaming job: its checkpoint, its guarantee, its branches.
+
+        job = fp.Job("wordcount", checkpoint="checkpoints/wordcount")
+        lines = job.read(fp.Files("in", format="text"))
+        job.write(lines.groupBy("value").count(), fp.SQLite("out.db", table="counts", key="value"))
+        job.run()
+
+    The mistake people make: one checkpoint for two jobs, or a new job name on an old checkpoint. A checkpoint belongs
+    to one job, by name, for its whole life.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        checkpoint: str | os.PathLike[str],
+        guarantee: str = "exactly_once",
+        output_mode: str | None = None,
+        interval: str = "0 seconds",
+        spark: SparkSession | None = None,
+        conf: Mapping[str, str] | None = None,
+        bridge: BridgeName | None = None,
+        adopt: bool = False,
+    ) -> None:
+        """Name the job and its checkpoint; nothing is started yet.
+
+        Args:
+            name: The job's name, the same at every start.
+            checkpoint: The folder of its ledger and of Spark's own log.
+            guarantee: 'exactly_once', 'at_least_once' or 'at_most_once'.
+            output_mode: 'append' or 'update' for all branches; by default update if a branch aggregates.
+            interval: The shortest time between two epochs ('1 second'); by default as fast as data comes.
+            spark: A session that exists (notebook, cluster, spark-submit); by default one is made.
+            conf: Spark settings for the session that is made.
+            bridge: 'jvm' or 'foreach_batch'; by default the first if the jar is on the class path.
+            adopt: Take over a checkpoint that plain Spark began; its last epoch must be complete.
+        """
+        if not isinstance(name, str) or not name.strip():
+            raise BadConfig("bad_job_name", "A job needs a name.", next="Name it: fp.Job('orders', …).")
+        self.name = name
+        self._checkpoint = _local_path(os.fspath(checkpoint), name)
+        self._guarantee = Guarantee.parse(guarantee)
+        self._mode = inspect.check_mode(output_mode, name) if output_mode else None
+        self._interval = interval
+        self._spark = spark
+        self._conf = dict(conf or {})
+        self._bridge: BridgeName | None = bridge
+        self._adopt = adopt
+        self._sources: list[str] = []
+        self._branches: dict[str, tuple[Any, Sink]] = {}
+        self._run: Run | None = None
+        self._stop = threading.Event()
+        if spark is not None:
+            session.check_session(spark, name)
+
+    @property
+    def spark(self) -> SparkSession:
+        """The SparkSession: yours, or one made with good settings at first use."""
+        if self._spark is None:
+            self._spark = session.make_session(self.name, self._conf, jar=self._bridge != "foreach_batch")
+            session.check_session(self._spark, self.name)
+        return self._spark
+
+    def read(self, source: Source | DataFrame) -> DataFrame:
+        """A plain streaming DataFrame from a source (or any streaming DataFrame that you made yourself)."""
+        if hasattr(source, "isStreaming"):
+            return cast("DataFrame", source)
+        self._sources.append(source.name)
+        return cast("DataFrame", source.load(self.spark.readStream))
+
+    def write(self, frame: DataFrame, sink: Sink) -> Self:
+        """Send a DataFrame to a sink. Several calls are branches of one query: one epoch, one decision.
+
+        The mistake people make: starting a second job for the second sink. Two jobs are decided apart, and after a
+        crash one sink is ahead of the other.
+        """
+        if sink.name in self._branches:
+            raise BadConfig(
+                "sink_twice",
+                f"Two branches go to a sink named {sink.name!r}.",
+                where=Where(job=self.name),
+                next="Union the DataFrames, or give the sinks different names (name=…) and targets.",
+            )
+        inspect.check_frame(frame, self.name)
+        self._branches[sink.name] = (frame, sink)
+        return self
+
+    def links(self) -> list[Link]:
+        """Every link of the chain with the best guarantee it allows."""
+        found = [
+            source_link(source.kind, replayable=source.replayable)
+            for frame, _ in self._branches.values()
+            for source in inspect.sources_of(frame)
+        ]
+        return [*dict.fromkeys(found), *(sink_link(name, sink.capabilities) for name, (_, sink) in self._branches.items())]
+
+    def start(self, *, until: Literal["stopped", "available"] = "stopped") -> StreamingQuery:
+        """Recover and start; return Spark's own StreamingQuery. `run` does this and waits."""
+        if not self._branches:
+            raise BadConfig(
+                "nothing_to_write", "The job writes nothing.", where=Where(job=self.name), next="Call job.write(…) first."
+            )
+        if until not in ("stopped", "available"):
+            raise BadConfig(
+                "bad_until", f"until={until!r} is unknown.", where=Where(job=self.name), next="'stopped' or 'available'."
+            )
+        check(self._guarantee, self.links(), job=self.name)
+        frames = {name: frame for name, (frame, _) in self._branches.items()}
+        mode = self._mode or ("update" if any(map(inspect.needs_update, frames.values())) else "append")
+        writer = branches.union(frames).writeStream.outputMode(mode).queryName(self.name)
+        writer = writer.trigger(availableNow=True) if until == "available" else writer.trigger(processingTime=self._interval)
+        chosen = Settings(
+            job=self.name,
+            checkpoint=self._checkpoint,
+            guarantee=self._guarantee,
+            mode=mode,
+            bridge=self._bridge,
+            adopt=self._adopt,
+        )
+        self._run = Run.start(self.spark, writer, frames, {n: s for n, (_, s) in self._branches.items()}, chosen)
+        return self._run.query
+
+    def run(self, *, until: Literal["stopped", "available"] = "stopped") -> None:
+        """Run until stopped, or until all there is has been processed; SIGTERM and SIGINT stop at an epoch's end."""
+        self._stop.clear()
+        self.start(until=until)
+        run = self._run
+        assert run is not None
+        with _stopping_on_signals(self._stop):
+            while not run.wait(0.1):
+                if self._stop.is_set():
+                    run.stop()
+        run.end()
+
+    def stop(self) -> None:
+        """Finish the epoch in flight, begin no other, end the query."""
+        self._stop.set()
+        if self._run is not None:
+            self._run.stop()
+
+    def cancel(self) -> None:
+        """End the query now; an undecided epoch in flight is dropped and runs again at the next start."""
+        if self._run is not None:
+            self._run.cancel()
+
+    def __enter__(self) -> Self:
+        """`with fp.Job(…) as job:` stops the job at the end of the block."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Stop cleanly, or at once if the block failed."""
+        self.cancel() if kind else self.stop()
+
+    def __repr__(self) -> str:
+        """Name, guarantee, branches."""
+        return f"<fencepost.Job {self.name!r} {self._guarantee.word} → {', '.join(self._branches) or 'nothing yet'}>"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the links and the guarantee they give."""
+        rows = [(link.part, link.best.word, link.reason) for link in self.links()]
+        if rows:
+            rows.append(("end to end", min(self._guarantee, weakest(self.links()).best).word, "the weakest link"))
+        cells = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+        return f"<b>{html.escape(self.name)}</b><table><tr><th>link</th><th>at best</th><th>why</th></tr>{cells}</table>"
+
+
+class Run:
+    """One running query with its driver and bridge."""
+
+    def __init__(self, query: Any, driver: Driver, bridge: Bridge) -> None:
+        self.query = query
+        self._driver = driver
+        self._bridge = bridge
+        self._ended = False
+
+    @classmethod
+    def start(
+        cls, spark: Any, writer: Any, frames: Mapping[str, Any], sinks: Mapping[str, Sink], chosen: Settings
+    ) -> Run:
+        """Recover, then start the query."""
+        modes = {name: inspect.branch_mode(frame, chosen.mode) for name, frame in frames.items()}
+        for name, sink in sinks.items():
+            if modes[name] not in sink.capabilities.modes:
+                raise BadConfig(
+                    "key_needed",
+                    "An aggregate in update mode changes rows that were written before; this sink can only add rows.",
+                    where=Where(job=chosen.job, sink=name),
+                    next="Give the sink a key (key='word'), or use output_mode='append'.",
+                )
+        bridge = _bridge(spark, chosen)
+        driver = Driver(
+            Plan(
+                job=chosen.job,
+                store=LocalStore(chosen.checkpoint),
+                sinks=sinks,
+                schemas={name: branches.arrow_schema(frame) for name, frame in frames.items()},
+                modes=modes,
+                guarantee=chosen.guarantee,
+                formats={
+                    **session.FORMATS,
+                    **(session.KEYED_STATE if all(map(inspect.keyed_state_only, frames.values())) else {}),
+                },
+                keep=max(100, session.epochs_retained(spark)),
+                adopt=chosen.adopt,
+            )
+        )
+        driver.recover()
+        formats = dict(driver.book.state.lineage.formats)
+        try:
+            with session.settings(spark, formats):
+                query = bridge.start(writer.option("checkpointLocation", chosen.checkpoint), driver)
+        except Exception as error:
+            driver.close()
+            bridge.close()
+            raise _from_spark(error, chosen.job) from error
+        return cls(query, driver, bridge)
+
+    def wait(self, seconds: float) -> bool:
+        """Has the query ended? Does not raise; `end` says how it ended."""
+        from pyspark.errors import StreamingQueryException  # noqa: PLC0415 - pyspark is the user's
+
+        try:
+            return bool(self.query.awaitTermination(seconds))
+        except StreamingQueryException:
+            return True
+
+    def stop(self) -> None:
+        """Let the epoch in flight finish, then end the query."""
+        self._driver.close()
+        self.cancel()
+
+    def cancel(self) -> None:
+        """End the query now."""
+        self.query.stop()
+        self.end()
+
+    def end(self) -> None:
+        """The query is over: note what is done, let go of everything, raise what ended it."""
+        if self._ended:
+            return
+        self._ended = True
+        failed = self.query.exception()
+        stopped = failed is not None and Stopping.__name__ in str(failed)
+        self._driver.close(finished=True)
+        self._bridge.close()
+        if self._driver.failure is not None:
+            raise self._driver.failure
+        if failed is not None and not stopped:
+            raise _from_spark(failed, self._driver_job) from failed
+
+    @property
+    def _driver_job(self) -> str:
+        return self._driver.book.state.lineage.job
+
+
+def start(
+    writer: DataStreamWriter,
+    *,
+    to: Sink,
+    checkpoint: str | os.PathLike[str],
+    job: str | None = None,
+    guarantee: str = "exactly_once",
+    bridge: BridgeName | None = None,
+    adopt: bool = False,
+) -> StreamingQuery:
+    """Make an existing job exactly-once by changing one line; recover, start, return Spark's own StreamingQuery.
+
+        df.writeStream.outputMode("update").foreachBatch(f).start()                        # before
+        fp.start(df.writeStream.outputMode("update"), to=sink, checkpoint="ck/orders")     # after
+
+    The mistake people make: calling `foreachBatch` or `format` on the writer as well. The sink is `to`.
+    """
+    frame = cast("Any", writer)._df
+    path = os.fspath(checkpoint)
+    name = job or Path(path).name
+    session.check_session(frame.sparkSession, name)
+    sources = inspect.check_frame(frame, name)
+    mode = inspect.check_writer(writer, name)
+    level = Guarantee.parse(guarantee)
+    links = [source_link(source.kind, replayable=source.replayable) for source in sources]
+    check(level, [*links, sink_link(to.name, to.capabilities)], job=name)
+    chosen = Settings(
+        job=name, checkpoint=_local_path(path, name), guarantee=level, mode=mode, bridge=bridge, adopt=adopt
+    )
+    run = Run.start(frame.sparkSession, writer, {to.name: frame}, {to.name: to}, chosen)
+    return cast("StreamingQuery", run.query)
+
+
+def _bridge(spark: Any, chosen: Settings) -> Bridge:
+    if chosen.bridge not in (None, "jvm", "foreach_batch"):
+        raise BadConfig(
+            "unknown_bridge", f"There is no bridge {chosen.bridge!r}.", next="Use 'jvm' or 'foreach_batch'."
+        )
+    if chosen.bridge == "foreach_batch" or (chosen.bridge is None and not session.has_jar(spark)):
+        return ForeachBatchBridge(spark)
+    if not session.has_jar(spark):
+        raise BadConfig(
+            "no_jar",
+            "The jar is not on this session's class path.",
+            where=Where(job=chosen.job),
+            next=f"Start the session with spark.driver.extraClassPath={session.JAR.name} (its path: "
+            "fencepost.spark.session.JAR), or use bridge='foreach_batch'.",
+        )
+    return JvmBridge(spark)
+
+
+def _local_path(path: str, job: str) -> str:
+    if re.match(r"[a-z0-9]+://", path) and not path.startswith("file://"):
+        raise BadConfig(
+            "remote_checkpoint",
+            f"Checkpoints on {path.split(':')[0]}:// are not supported yet.",
+            where=Where(job=job, path=path),
+            next="Use a folder on a local disk.",
+        )
+    return str(Path(path.removeprefix("file://")).absolute())
+
+
+def _from_spark(error: Any, job: str) -> FencepostError:
+    """Spark's own failure (the user's plan, a lost file, memory) in our words; the cause is chained."""
+    first = str(error).strip().split("\n")[0][:300]
+    return EpochFailed(
+        "spark_failed",
+        f"Spark ended the query: {first}",
+        where=Where(job=job),
+        next="Mend the cause (Spark's own error follows below), then start the job again.",
+    )
+
+
+@contextmanager
+def _stopping_on_signals(stop: threading.Event) -> Iterator[None]:
+    """SIGTERM and SIGINT ask for a clean stop; only the main thread may say so."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def ask(number: int, _: Any) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    before: dict[int, Callable[..., Any] | int | None] = {}
+    for number in (signal.SIGTERM, signal.SIGINT):
+        before[number] = signal.getsignal(number)
+        signal.signal(number, ask)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,73 @@
+"""Compares what a sink's readers see with the source. Run by path, it imports nothing of fencepost on purpose:
+
+    python exactly.py numbers.txt sqlite:out.db:sums files:out-folder
+
+prints lost, doubled and wrong rows per place, and exits 1 if there is one.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import sys
+from collections import Counter
+from itertools import accumulate
+from pathlib import Path
+
+Row = tuple[int, int, int]
+
+
+def expected(numbers: list[int]) -> list[Row]:
+    """Every record once, with its running sum."""
+    return [(i, n, s) for i, (n, s) in enumerate(zip(numbers, accumulate(numbers), strict=True))]
+
+
+def seen(place: str) -> list[Row]:
+    """What an ordinary reader of this place sees."""
+    kind, _, where = place.partition(":")
+    if kind == "sqlite":
+        path, _, table = where.rpartition(":")
+        if not Path(path).exists():
+            return []
+        with sqlite3.connect(path) as database:
+            found = database.execute(f'SELECT id, value, sum FROM "{table}"').fetchall()  # noqa: S608 - our own table
+        database.close()
+        return [tuple(row) for row in found]
+    if kind == "lines":
+        text = Path(where).read_text() if Path(where).exists() else ""
+        return [tuple(json.loads(line)) for line in text.splitlines()]
+    files = sorted(Path(where).glob("*.json")) if kind == "files" else _in_manifests(Path(where))
+    rows = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+    return [(row["id"], row["value"], row["sum"]) for row in rows]
+
+
+def compare(wanted: list[Row], found: list[Row]) -> dict[str, int]:
+    """Count what is missing, what is there more than once, and what should not be there at all."""
+    counts, right = Counter(found), set(wanted)
+    return {
+        "lost": sum(1 for row in wanted if row not in counts),
+        "doubled": sum(count - 1 for row, count in counts.items() if row in right),
+        "wrong": sum(count for row, count in counts.items() if row not in right),
+    }
+
+
+def _in_manifests(folder: Path) -> list[Path]:
+    names = []
+    for manifest in sorted((folder / "_fencepost" / "manifests").glob("*.json")):
+        names += [file["file"] for file in json.loads(manifest.read_text())["files"]]
+    return [folder / name for name in names]
+
+
+def main(arguments: list[str]) -> int:
+    """The command line."""
+    numbers = [int(line) for line in Path(arguments[0]).read_text().split()]
+    wrong = 0
+    for place in arguments[1:]:
+        verdict = compare(expected(numbers), seen(place))
+        print(place, json.dumps(verdict))
+        wrong += sum(verdict.values())
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,45 @@
+"""Several DataFrames of one job as one query: a tagged union, so that one epoch has one decision.
+
+    __fencepost_sink | raw: struct<…> | counts: struct<…>
+                   1 | {…}            | null
+                   2 | null           | {…}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import reduce
+from typing import Any
+
+import pyarrow as pa
+
+from fencepost.rows import TAG
+
+
+def union(frames: Mapping[str, Any]) -> Any:
+    """One DataFrame that holds every branch; the only branch as it is."""
+    if len(frames) == 1:
+        return next(iter(frames.values()))
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - the usual name; pyspark is the user's
+
+    def tagged(index: int, name: str) -> Any:
+        columns = [
+            (F.struct(*[F.col(_quoted(c)) for c in frame.columns]) if other == name else F.lit(None).cast(frame.schema))
+            .alias(other)
+            for other, frame in frames.items()
+        ]
+        return frames[name].select(F.lit(index).cast("int").alias(TAG), *columns)
+
+    parts = [tagged(index, name) for index, name in enumerate(frames, start=1)]
+    return reduce(lambda left, right: left.unionAll(right), parts)
+
+
+def arrow_schema(frame: Any) -> pa.Schema:
+    """The columns that a sink will be given."""
+    from pyspark.sql.pandas.types import to_arrow_schema  # noqa: PLC0415 - as above
+
+    return to_arrow_schema(frame.schema)
+
+
+def _quoted(column: str) -> str:
+    return "`" + column.replace("`", "``") + "`"

@@ -1,0 +1,96 @@
+"""How an epoch gets from Spark into the protocol: one narrow interface, two ways across.
+
+    JvmBridge           a streaming sink in the JVM stages rows in the tasks and calls Python once per epoch
+    ForeachBatchBridge  pure Python, where no jar may be added: slower, rows pass through the driver's memory
+
+Both run exactly one action on the plan, so the attempt whose rows arrive is the attempt whose state Spark keeps.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from pathlib import Path
+from typing import Any, Protocol
+
+from fencepost.driver import Driver
+from fencepost.protocol.records import Kept
+from fencepost.spark.snapshot import snapshot_text
+
+
+class Bridge(Protocol):
+    """Starts a query whose epochs end in `Driver.run_epoch`."""
+
+    def start(self, writer: Any, driver: Driver) -> Any:
+        """Start the prepared `DataStreamWriter`; return Spark's StreamingQuery."""
+
+    def close(self) -> None:
+        """The query is over."""
+
+
+class JvmBridge:
+    """The small sink in the shipped jar."""
+
+    def __init__(self, spark: Any) -> None:
+        self._spark = spark
+        self._token = uuid.uuid4().hex
+        self._epochs: _Epochs | None = None
+
+    def start(self, writer: Any, driver: Driver) -> Any:
+        """Register the call-back, then start."""
+        from pyspark.java_gateway import ensure_callback_server_started  # noqa: PLC0415 - pyspark is the user's
+
+        ensure_callback_server_started(self._spark.sparkContext._gateway)
+        self._epochs = _Epochs(driver)  # kept: py4j itself holds only a weak hand on it
+        self._spark._jvm.fencepost.EpochSink.register(self._token, self._epochs)
+        return (
+            writer.format("fencepost.EpochSink")
+            .option("token", self._token)
+            .option("staged", Path(driver.staged_folder).as_uri())
+            .option("durable", str(driver.durable).lower())
+            .start()
+        )
+
+    def close(self) -> None:
+        """Let go of the call-back."""
+        self._spark._jvm.fencepost.EpochSink.unregister(self._token)
+
+
+class _Epochs:
+    """The Python side of `fencepost.Epochs`."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+
+    def epoch(self, epoch: int, text: str) -> str:
+        """Called once per epoch by the JVM, after the job and before `commits/N`."""
+        told = json.loads(text)
+        writer = self._driver.book.writer
+        kept = tuple(Kept(f"{writer}/{file['file']}", file["rows"], file["sum"]) for file in told["files"])
+        self._driver.run_epoch(epoch, kept, lambda: str(told["snapshot"]))
+        return ""
+
+    class Java:
+        """For py4j."""
+
+        implements = ("fencepost.Epochs",)
+
+
+class ForeachBatchBridge:
+    """Pure Python: collect the epoch as Arrow, stage it, run the protocol."""
+
+    def __init__(self, spark: Any) -> None:
+        self._spark = spark
+
+    def start(self, writer: Any, driver: Driver) -> Any:
+        """Start with a function that Spark calls once per epoch."""
+        spark = self._spark
+
+        def body(frame: Any, epoch: int) -> None:
+            kept = driver.stage(epoch, frame.toArrow())
+            driver.run_epoch(epoch, kept, lambda: snapshot_text(spark, driver.lineage))
+
+        return writer.foreachBatch(body).start()
+
+    def close(self) -> None:
+        """Nothing is held."""

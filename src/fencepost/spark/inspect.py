@@ -1,0 +1,147 @@
+"""What a streaming plan and its writer ask for, read before anything starts, and what of it is refused."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from fencepost.errors import BadConfig, Where
+from fencepost.sinks.contract import OutputMode
+
+NOT_REPLAYABLE = ("socket", "textsocket", "memorystream")
+"""Sources that cannot give a range again in a new process."""
+
+REFUSED_TRIGGERS = {"RealTimeTrigger": "real-time mode", "ContinuousTrigger": "continuous processing"}
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSource:
+    """One source of a plan, as Spark knows it."""
+
+    kind: str
+    options: dict[str, str]
+
+    @property
+    def replayable(self) -> bool:
+        """Can a range of positions be read again?"""
+        return not any(word in self.kind.lower() for word in NOT_REPLAYABLE)
+
+
+def sources_of(frame: Any) -> list[PlanSource]:
+    """The streaming sources at the leaves of a DataFrame's plan."""
+    return list(_leaves(frame._jdf.queryExecution().analyzed()))
+
+
+def check_frame(frame: Any, job: str) -> list[PlanSource]:
+    """Refuse a DataFrame that is not a stream, or whose sources may skip records."""
+    where = Where(job=job)
+    if not frame.isStreaming:
+        raise BadConfig(
+            "not_a_stream",
+            "The DataFrame is not a stream.",
+            where=where,
+            next="Read it with job.read(…) or spark.readStream; a batch DataFrame needs no fencepost.",
+        )
+    if len({name.lower() for name in frame.columns}) != len(frame.columns):
+        raise BadConfig(
+            "duplicate_columns", "Two columns have the same name.", where=where, next="Rename one of them (alias)."
+        )
+    found = sources_of(frame)
+    for source in found:
+        if source.options.get("failondataloss", "true").lower() == "false":
+            raise BadConfig(
+                "fail_on_data_loss",
+                f"Source {source.kind} has failOnDataLoss=false: it would skip lost records without a word.",
+                where=where,
+                next="Remove the option; if records were lost, the job must stop and say so.",
+            )
+    return found
+
+
+def check_writer(writer: Any, job: str) -> str:
+    """Refuse what breaks one epoch at a time; return the output mode."""
+    where = Where(job=job)
+    options = _field(writer, "extraOptions")
+    for key in ("asyncProgressTrackingEnabled",):
+        if options.get(key).isDefined() and options.get(key).get().lower() == "true":
+            raise BadConfig(
+                "async_progress",
+                "Async progress tracking lets several epochs be open at once.",
+                where=where,
+                next="Remove the option asyncProgressTrackingEnabled.",
+            )
+    trigger = _field(writer, "trigger").getClass().getSimpleName().rstrip("$")
+    if trigger in REFUSED_TRIGGERS:
+        raise BadConfig(
+            "refused_trigger",
+            f"{REFUSED_TRIGGERS[trigger].capitalize()} fixes positions only after the rows have left.",
+            where=where,
+            next="Use trigger(processingTime=…) or trigger(availableNow=True).",
+        )
+    return check_mode(str(_field(writer, "outputMode").toString()).lower(), job)
+
+
+def check_mode(mode: str, job: str) -> str:
+    """Only append and update: `complete` would write the whole result at every epoch."""
+    if mode not in ("append", "update"):
+        raise BadConfig(
+            "output_mode",
+            f"Output mode {mode!r} is not supported.",
+            where=Where(job=job),
+            next="Use 'update' with a keyed sink: the target then always holds the whole result.",
+        )
+    return mode
+
+
+def needs_update(frame: Any) -> bool:
+    """An aggregate without a watermark never gets final, so Spark takes it in update mode only."""
+    return _aggregates(frame) and "EventTimeWatermark" not in _plan(frame)
+
+
+def branch_mode(frame: Any, mode: str) -> OutputMode:
+    """What this branch's rows are: only an aggregate changes what it wrote before, whatever the query's mode."""
+    return "update" if mode == "update" and _aggregates(frame) else "append"
+
+
+def keyed_state_only(frame: Any) -> bool:
+    """Is transformWithState the only stateful operator?"""
+    found = set(re.findall(r"^\W*(TransformWithState|Aggregate|Join|Deduplicate|FlatMapGroups)", _plan(frame), re.MULTILINE))
+    return found == {"TransformWithState"}
+
+
+def _aggregates(frame: Any) -> bool:
+    return re.search(r"^\W*Aggregate ", _plan(frame), re.MULTILINE) is not None
+
+
+def _plan(frame: Any) -> str:
+    return str(frame._jdf.queryExecution().analyzed().toString())
+
+
+def _leaves(plan: Any) -> Iterator[PlanSource]:
+    leaves = plan.collectLeaves()
+    for index in range(leaves.size()):
+        leaf = leaves.apply(index)
+        if not leaf.isStreaming():
+            continue
+        name = leaf.getClass().getSimpleName()
+        if name == "StreamingRelationV2":
+            entries = leaf.extraOptions().asCaseSensitiveMap()
+            yield PlanSource(leaf.sourceName(), {str(key).lower(): str(entries[key]) for key in entries})
+        elif name == "StreamingRelation":
+            found = {}
+            pairs = leaf.dataSource().options().iterator()
+            while pairs.hasNext():
+                pair = pairs.next()
+                found[str(pair._1()).lower()] = str(pair._2())
+            yield PlanSource(leaf.sourceName(), found)
+        else:
+            yield PlanSource(name, {})
+
+
+def _field(writer: Any, name: str) -> Any:
+    """A private field of Spark's DataStreamWriter; it has no getters."""
+    field = writer._jwrite.getClass().getDeclaredField(name)
+    field.setAccessible(True)
+    return field.get(writer._jwrite)
