@@ -1,0 +1,39 @@
+"""Exactly-once pipelines for PySpark. Off by none."""
+
+from fencepost.errors import Fenced, FencepostError, OperatorNeeded, Refused, Retryable
+from fencepost.files import Files
+from fencepost.guarantee import Guarantee
+from fencepost.job import Job, start
+from fencepost.protocol.effects import Outcome
+from fencepost.sinks.contract import Capabilities, Session, Sink
+from fencepost.sinks.files import published
+from fencepost.sinks.sqlite import SQLite
+from fencepost.sinks.two_phase import TwoPhaseCommit
+from fencepost.sinks.wal import WriteAheadLog
+from fencepost.sources.contract import Source
+from fencepost.sources.simple import Rate, Socket
+
+__all__ = [
+    "Capabilities",
+    "Fenced",
+    "FencepostError",
+    "Files",
+    "Guarantee",
+    "Job",
+    "OperatorNeeded",
+    "Outcome",
+    "Rate",
+    "Refused",
+    "Retryable",
+    "SQLite",
+    "Session",
+    "Sink",
+    "Socket",
+    "Source",
+    "TwoPhaseCommit",
+    "WriteAheadLog",
+    "published",
+    "start",
+]
+
+__version__ = "0.1.0"

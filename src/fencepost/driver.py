@@ -17,12 +17,12 @@ from importlib.metadata import PackageNotFoundError, version
 
 import pyarrow as pa
 
-from fencepost.errors import EpochFailed, FencepostError, RecoveryNeeded, Where
+from fencepost.errors import EpochFailed, Fenced, FencepostError, RecoveryNeeded, Where
 from fencepost.guarantee import Guarantee
 from fencepost.ledger import Store
 from fencepost.perform import Performer, Running
 from fencepost.protocol.append import Book
-from fencepost.protocol.epoch import SinkFacts, mark_done, run_claimed, run_epoch, run_plainly, tidy
+from fencepost.protocol.epoch import SinkFacts, check_not_replaced, mark_done, run_claimed, run_epoch, run_plainly, tidy
 from fencepost.protocol.recover import Start, recover
 from fencepost.protocol.records import Epoch, Kept, Lineage, SinkRecord, Writer
 from fencepost.sinks.contract import OutputMode, Sink
@@ -140,7 +140,7 @@ class Driver:
             except Exception as error:
                 self._closed = True
                 self._performer.rollback()
-                self.failure = self._explain(error, number)
+                self.failure = self._fenced() or self._explain(error, number)
                 raise self.failure from error
 
     def close(self, *, finished: bool = True) -> None:
@@ -166,6 +166,16 @@ class Driver:
                 raise error.at(job=plan.job, sink=name) from error.__cause__
             found[name] = SinkRecord(sink.capabilities.shape, target)
         return found
+
+    def _fenced(self) -> Fenced | None:
+        """Is there a newer driver? Then that is the reason, whatever the symptom was."""
+        try:
+            self._performer.run(check_not_replaced(self.book))
+        except Fenced as error:
+            return error
+        except (FencepostError, OSError):
+            return None
+        return None
 
     def _explain(self, error: Exception, epoch: Epoch) -> FencepostError:
         """Our own errors as they are; anything else named by its type only, for its text may hold a row's value."""

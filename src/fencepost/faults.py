@@ -1,7 +1,8 @@
 """Named crash points: inert unless armed by an environment variable.
 
     FENCEPOST_FAULT="decide.after=kill@3"      SIGKILL to this process, the third time it gets there
-    FENCEPOST_FAULT="vote.after=stop,done.before=kill"
+    FENCEPOST_FAULT="vote.after=stop,done.before=kill"     SIGSTOP; several are separated by commas
+    FENCEPOST_FAULT="write.after=hang"         this thread waits for ever, the others go on
     FENCEPOST_FAULT_LOG=/some/file             note every point that was reached, one name a line
 
 An effect of the protocol has two points, `<its point>.before` and `.after`; the few inside a module are calls of
@@ -12,18 +13,23 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 ARM = "FENCEPOST_FAULT"
 LOG = "FENCEPOST_FAULT_LOG"
-SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+ACTIONS: Mapping[str, Callable[[], object]] = {
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "hang": lambda: threading.Event().wait(),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Send a signal to ourselves at the n-th visit of a point."""
+    """Do something to ourselves at the n-th visit of a point."""
 
     point: str
     action: str
@@ -36,8 +42,8 @@ def parse(text: str) -> tuple[Fault, ...]:
     for part in filter(None, text.split(",")):
         point, equals, rest = part.partition("=")
         action, _, visit = rest.partition("@")
-        if not equals or action not in SIGNALS or not (visit or "1").isdigit():
-            raise ValueError(f"{ARM}: {part!r} is not point=kill or point=stop, with an optional @visit")
+        if not equals or action not in ACTIONS or not (visit or "1").isdigit():
+            raise ValueError(f"{ARM}: {part!r} is not point=kill, point=stop or point=hang, with an optional @visit")
         faults.append(Fault(point, action, int(visit or 1)))
     return tuple(faults)
 
@@ -65,7 +71,7 @@ def reach(point: str) -> None:
             file.write(point + "\n")
     for fault in _armed:
         if fault.point == point and fault.visit == _visits[point]:
-            os.kill(os.getpid(), SIGNALS[fault.action])
+            ACTIONS[fault.action]()
 
 
 arm(os.environ)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fencepost.sinks.contract import Capabilities, Session, Sink
-from fencepost.sinks.files import FileSink
+from fencepost.sinks.files import Files as FileSink
 from fencepost.sources.files import FileSource
 
 

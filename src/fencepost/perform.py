@@ -130,6 +130,7 @@ class Performer:
         self.owner.staging.sweep(effect.writer, effect.through)
         if effect.recovering:
             self.owner.staging.sweep_older(effect.writer)
+            self.store.sweep(ledger_folder(self.owner.lineage))
 
 
 def ledger_folder(lineage: str) -> str:

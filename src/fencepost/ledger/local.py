@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 import uuid
 from pathlib import Path
 
 from fencepost import faults
+
+
+STALE_S = 3600
 
 
 class LocalStore:
@@ -71,6 +75,12 @@ class LocalStore:
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
+
+    def sweep(self, folder: str) -> None:
+        """Remove temporary files of dead processes; by age, for a living driver may be about to link its own."""
+        for temp in (self._root / folder).glob(".*.tmp"):
+            if time.time() - temp.stat().st_mtime > STALE_S:
+                temp.unlink(missing_ok=True)
 
     def _write_temp(self, path: Path, data: bytes) -> Path:
         make_folder(path.parent)

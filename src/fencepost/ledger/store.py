@@ -27,5 +27,8 @@ class Store(Protocol):
     def list(self, folder: str) -> tuple[str, ...]:
         """Names in a folder, sorted; none if there is no such folder."""
 
+    def sweep(self, folder: str) -> None:
+        """Remove what writes that died left half made in a folder, long enough ago not to be somebody's now."""
+
     def delete(self, name: str) -> None:
         """Remove a file or a whole folder; gone already is fine."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NoReturn
 
 from fencepost.errors import CheckpointRefused, Fenced, Where
 from fencepost.protocol.effects import Create, Created, Forget, Names, Read, Step, ask
@@ -52,7 +53,7 @@ def append(book: Book, body: Body, point: str) -> Step[None]:
     4. taken or hole: I am fenced; delete nothing, act on nothing
     """
     if not (yield from try_append(book, body, point)):
-        yield from _raise_fenced(book)
+        raise_fenced(book, (yield from read_ledger(book.state.lineage_id, book.state.lineage.job)))
 
 
 def try_append(book: Book, body: Body, point: str) -> Step[bool]:
@@ -151,8 +152,8 @@ def _read(lineage: str, number: Number, job: str) -> Step[tuple[Record, bytes]]:
     return record, data
 
 
-def _raise_fenced(book: Book) -> Step[None]:
-    state = yield from read_ledger(book.state.lineage_id, book.state.lineage.job)
+def raise_fenced(book: Book, state: State) -> NoReturn:
+    """Say who took over, by the ledger as it is now."""
     by = f"writer {state.writer}" if state.writer != book.writer else "another process"
     if state.sealed:
         by = "a restore, which sealed this lineage"

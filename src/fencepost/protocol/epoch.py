@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fencepost.errors import EpochFailed, Fenced, InDoubt, RecoveryNeeded
-from fencepost.protocol.append import Book, append, retire
+from fencepost.errors import EpochFailed, InDoubt, RecoveryNeeded
+from fencepost.protocol.append import Book, append, raise_fenced, read_ledger, retire
 from fencepost.protocol.effects import (
     Commit,
     LogRead,
@@ -56,7 +56,12 @@ def run_epoch(book: Book, epoch: Epoch, sinks: Iterable[SinkFacts]) -> Step[None
     # ----- the point of no return is behind us: from here the epoch is finished, by us or by recovery -----
     gone = yield from commit_open(book, order)
     if gone:
-        yield from _lost(book, epoch, gone)
+        raise RecoveryNeeded(
+            "handle_lost",
+            f"{len(gone)} decided units were lost by the sink.",
+            where=book.where,
+            next="Start the job again: recovery writes the kept rows once more.",
+        ).at(epoch=epoch, sink=gone[0].sink)
     yield from tidy(book)
 
 
@@ -149,6 +154,13 @@ def tidy(book: Book) -> Step[None]:
     yield from retire(book)
 
 
+def check_not_replaced(book: Book) -> Step[None]:
+    """After a failed epoch: was it a newer driver's doing? Then this one is fenced, and starting again would be wrong."""
+    names = yield from ask(Names("failed.list", book.state.lineage_id))
+    if names[-1:] > (book.state.last,):
+        raise_fenced(book, (yield from read_ledger(book.state.lineage_id, book.state.lineage.job)))
+
+
 def run_plainly(book: Book, epoch: Epoch) -> Step[None]:
     """at_least_once: send and flush; a replayed epoch sends again."""
     yield from ask(WritePlainly("write", epoch))
@@ -196,21 +208,3 @@ def _commit_sink(book: Book, sink: SinkFacts, opened: Open) -> Step[tuple[Handle
                 ).at(epoch=opened.epoch, sink=sink.name)
             yield from ask(Wait("commit.wait", attempt))
     return gone
-
-
-def _lost(book: Book, epoch: Epoch, gone: tuple[Handle, ...]) -> Step[None]:
-    """A decided handle is gone: a newer driver ended it (fenced), or recovery has to redo it."""
-    names = yield from ask(Names("lost.list", book.state.lineage_id))
-    if names[-1:] != (book.state.last,):
-        raise Fenced(
-            "fenced",
-            f"Writer {book.writer} of this checkpoint was replaced by a newer driver.",
-            where=book.where,
-            next="Nothing, if the other driver is meant to run. Two drivers on one checkpoint: stop one of them.",
-        ).at(epoch=epoch)
-    raise RecoveryNeeded(
-        "handle_lost",
-        f"{len(gone)} decided units were lost by the sink.",
-        where=book.where,
-        next="Start the job again: recovery writes the kept rows once more.",
-    ).at(epoch=epoch, sink=gone[0].sink)

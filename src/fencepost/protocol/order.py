@@ -284,7 +284,8 @@ def fold(chain: Iterable[tuple[Record, bytes]]) -> State:
 def oldest_needed(state: State, keep: int) -> Number:
     """The lowest number to retain: the last `keep` decisions (or claims, or writers), and what is pinned."""
     by_guarantee = {
-        "exactly_once": tuple(number for number, _ in state.decisions),
+        # The open decision may still be voided; what it follows has to outlive it.
+        "exactly_once": tuple(n for n, _ in state.decisions if state.open is None or n != state.open.number),
         "at_most_once": tuple(number for number, _ in state.claims),
         "at_least_once": state.writers,
     }

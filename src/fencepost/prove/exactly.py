@@ -34,8 +34,8 @@ def seen(place: str) -> list[Row]:
         database.close()
         return [tuple(row) for row in found]
     if kind == "lines":
-        text = Path(where).read_text() if Path(where).exists() else ""
-        return [tuple(json.loads(line)) for line in text.splitlines()]
+        files = [file for file in sorted(Path(where).glob("*")) if file.suffix != ".tmp"]
+        return [tuple(json.loads(line)) for file in files for line in file.read_text().splitlines()]
     files = sorted(Path(where).glob("*.json")) if kind == "files" else _in_manifests(Path(where))
     rows = [json.loads(line) for file in files for line in file.read_text().splitlines()]
     return [(row["id"], row["value"], row["sum"]) for row in rows]

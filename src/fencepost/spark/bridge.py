@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import uuid
-from pathlib import Path
 from typing import Any, Protocol
 
 from fencepost.driver import Driver
@@ -46,7 +45,7 @@ class JvmBridge:
         return (
             writer.format("fencepost.EpochSink")
             .option("token", self._token)
-            .option("staged", Path(driver.staged_folder).as_uri())
+            .option("staged", f"file://{driver.staged_folder}")
             .option("durable", str(driver.durable).lower())
             .start()
         )

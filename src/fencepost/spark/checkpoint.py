@@ -31,9 +31,13 @@ class SparkLog:
     def identity(self) -> Identity:
         """Who this directory says it is."""
         data = self._store.read("metadata")
-        ledgers = tuple(name for name in self._store.list("fencepost") if self._store.list(f"fencepost/{name}/ledger"))
+        ledgers = tuple(name for name in self._store.list("fencepost") if self._has_records(name))
         epochs = tuple(sorted({*self.names("offsets"), *self.names("commits")}))
         return Identity(None if data is None else _query_id(data), ledgers, epochs)
+
+    def _has_records(self, lineage: str) -> bool:
+        """A driver that died before number 0 left a folder, perhaps with a temporary file, but no ledger."""
+        return any(name.endswith(".json") for name in self._store.list(f"fencepost/{lineage}/ledger"))
 
     def write_metadata(self, lineage: str) -> None:
         """Fix Spark's query id."""

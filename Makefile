@@ -1,0 +1,42 @@
+# `make demo` and `make test` are all a newcomer needs; both set up what they need by themselves.
+python := .venv/bin/python
+N ?= 20
+ARGS ?=
+
+.PHONY: help demo test lint model kill bench jar wheel clean setup
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: setup ## watch a job be killed and count right all the same
+	@$(python) -m fencepost demo $(ARGS)
+
+test: setup ## run all tests (ARGS="-k word" for some)
+	@$(python) -m pytest $(ARGS)
+
+lint: setup ## check style and types
+	@$(python) -m ruff check
+	@$(python) -m ruff format --check
+	@$(python) -m mypy
+
+model: setup ## run the protocol through every crash, in memory
+	@$(python) -m fencepost prove --model $(ARGS)
+
+kill: setup ## kill a real job N times and count its output (N=20)
+	@$(python) -m fencepost prove --kills $(N) $(ARGS)
+
+bench: setup ## measure beside plain Spark
+	@$(python) bench $(ARGS)
+
+jar: setup ## build spark/fencepost.jar from java/ (needs a JDK 17)
+	@$(python) java/build.py $(ARGS)
+
+wheel: setup ## build the wheel into dist/
+	@$(python) -m build --wheel --no-isolation
+
+clean: ## remove what the other targets made
+	@rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache
+	@find src tests java -name __pycache__ -prune -exec rm -rf {} +
+
+setup:
+	@scripts/setup

@@ -1,0 +1,122 @@
+package fencepost;
+
+import java.io.BufferedOutputStream;
+import java.io.IOException;
+import java.io.OutputStream;
+import java.nio.channels.Channels;
+import java.nio.channels.FileChannel;
+import java.nio.file.Files;
+import java.nio.file.Paths;
+import java.nio.file.StandardOpenOption;
+import java.security.DigestOutputStream;
+import java.security.MessageDigest;
+import java.security.NoSuchAlgorithmException;
+import java.util.HexFormat;
+import java.util.UUID;
+import org.apache.arrow.vector.ipc.ArrowStreamWriter;
+import org.apache.arrow.vector.ipc.WriteChannel;
+import org.apache.arrow.vector.ipc.message.IpcOption;
+import org.apache.hadoop.conf.Configuration;
+import org.apache.hadoop.fs.FSDataOutputStream;
+import org.apache.hadoop.fs.FileSystem;
+import org.apache.hadoop.fs.Path;
+import org.apache.hadoop.fs.StreamCapabilities;
+
+/**
+ * One Arrow IPC stream (schema, batches, end) under a name that no other attempt uses.
+ * It must never be named to anybody before {@link #seal} returned.
+ */
+final class StagedFile {
+  private final Path path;
+  private final boolean durable;
+  private final Configuration conf; // null: a local path
+  private final MessageDigest digest = sha256();
+  private final OutputStream out;
+  private FileChannel local;
+  private FSDataOutputStream remote;
+  private long bytes;
+
+  /** What a decision says about a file: enough to find it and to notice a changed byte. */
+  record Sealed(String name, long bytes, String sum) implements java.io.Serializable {}
+
+  StagedFile(String directory, long epoch, boolean durable, Configuration conf, byte[] schema)
+      throws IOException {
+    String name = epoch + "-" + UUID.randomUUID().toString().replace("-", "") + ".arrow";
+    this.path = new Path(new Path(directory), name);
+    this.durable = durable;
+    this.conf = conf;
+    this.out = new DigestOutputStream(new BufferedOutputStream(open(), 1 << 16), digest);
+    write(schema);
+  }
+
+  static boolean isLocal(Path path) {
+    return "file".equals(path.toUri().getScheme());
+  }
+
+  void write(byte[] message) throws IOException {
+    out.write(message);
+    bytes += message.length;
+  }
+
+  Sealed seal() throws IOException {
+    WriteChannel end = new WriteChannel(Channels.newChannel(out));
+    ArrowStreamWriter.writeEndOfStream(end, IpcOption.DEFAULT);
+    bytes += end.getCurrentPosition();
+    out.flush();
+    if (durable && local != null) {
+      local.force(true);
+    }
+    if (durable && remote != null && remote.hasCapability(StreamCapabilities.HSYNC)) {
+      remote.hsync(); // stores without it are durable once closed
+    }
+    out.close();
+    if (durable && local != null) {
+      Disk.syncParent(localPath());
+    }
+    return new Sealed(path.getName(), bytes, HexFormat.of().formatHex(digest.digest()));
+  }
+
+  /** Best effort: a file that stays is an orphan which no decision names, and is swept. */
+  void discard() {
+    try {
+      out.close();
+    } catch (IOException ignored) {
+      // the file goes away anyway
+    }
+    try {
+      if (local != null) {
+        Files.deleteIfExists(localPath());
+      } else {
+        path.getFileSystem(conf).delete(path, false);
+      }
+    } catch (IOException ignored) {
+      // swept later
+    }
+  }
+
+  /** Local files bypass Hadoop: its stock class forks chmod, and adds a .crc nobody reads. */
+  private OutputStream open() throws IOException {
+    if (isLocal(path)) {
+      Disk.createDirectories(localPath().getParent(), durable);
+      local =
+          FileChannel.open(localPath(), StandardOpenOption.CREATE_NEW, StandardOpenOption.WRITE);
+      return Channels.newOutputStream(local);
+    }
+    FileSystem fs = path.getFileSystem(conf);
+    fs.mkdirs(path.getParent());
+    remote = fs.create(path, false);
+    return remote;
+  }
+
+  private java.nio.file.Path localPath() {
+    return Paths.get(path.toUri().getPath());
+  }
+
+  private static MessageDigest sha256() {
+    try {
+      return MessageDigest.getInstance("SHA-256");
+    } catch (NoSuchAlgorithmException e) {
+      throw new AssertionError(e); // every JDK has it
+    }
+  }
+}

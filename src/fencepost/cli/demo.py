@@ -1,0 +1,266 @@
+"""The demo: a streaming job is killed with SIGKILL again and again, and nothing is lost or counted twice.
+
+    part 1   1, 3, 5, 7, 9, 11 … and their running sum, killed after 9, under all three levels side by side
+    part 2   lines and word counts into two databases, killed at random; a table with every kill
+
+Reads the results with sqlite3 alone, not through fencepost.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from fencepost import faults
+
+STORY = ((1, 3, 5), (7, 9), (11, 13), (15, 17, 19))
+"""One file, hence one epoch, each."""
+LEVELS = ("at_most_once", "at_least_once", "exactly_once")
+CAUGHT = "claim.write.before=hang@2,write.after=hang@2,decide.after=kill@2"
+"""In the second epoch: claimed but not sent, sent but not complete, decided but not committed."""
+FILES, LINES_PER_FILE = 30, 200
+WORDS = ("epoch", "barrier", "snapshot", "vote", "decision", "commit", "ledger", "orphan")
+PATIENCE_S = 120
+
+
+class DemoFailed(Exception):
+    """Something did not run at all; the figures are a matter of the exit code."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """One SIGKILL and where it hit."""
+
+    epoch: int
+    where: str
+
+
+def run_demo(*, kills: int, seed: int, folder: Path | None) -> int:
+    """Run both parts; 0 if every figure is right, 1 if not."""
+    console = Console(width=None if sys.stdout.isatty() else 100)
+    place = folder or Path(tempfile.mkdtemp(prefix="fencepost-demo-"))
+    console.print(f"seed {seed}; everything is in {place}", highlight=False)
+    try:
+        right = [_story(console, place / "story"), _words(console, place / "words", kills, random.Random(seed))]
+    except DemoFailed as error:
+        console.print(f"[red]{error}[/red]")
+        return 1
+    if all(right):
+        console.print("[green]Off by none.[/green]")
+        if folder is None:
+            shutil.rmtree(place)
+        return 0
+    console.print(f"[red]A figure is wrong.[/red] The evidence is in {place}")
+    return 1
+
+
+# --- part 1
+
+
+def _story(console: Console, folder: Path) -> bool:
+    console.rule("1. The same job under three levels", align="left")
+    _write_numbers(folder / "numbers")
+    log = folder / "reached"
+    with _progress(console, "the numbers arrive; the job is killed with SIGKILL after 9 …"):
+        first = _spawn("story", folder, {faults.ARM: CAUGHT, faults.LOG: str(log)})
+        if _wait(first) != -signal.SIGKILL:
+            raise DemoFailed(f"The first run ended by itself; see {folder / 'job.log'}")
+    with _progress(console, "killed. A new process starts and goes on …"):
+        if _wait(_spawn("story", folder)) != 0:
+            raise DemoFailed(f"The second run failed; see {folder / 'job.log'}")
+    sums = list(accumulate(number for part in STORY for number in part))
+    table = Table("guarantee", "the sums in the sink", "lost", "doubled")
+    found = {level: _query(folder / f"{level}.db", 'SELECT "sum" FROM "sums" ORDER BY "sum"') for level in LEVELS}
+    verdicts = {}
+    for level in LEVELS:
+        counts = Counter(int(row[0]) for row in found[level])
+        lost, doubled = [s for s in sums if not counts[s]], [s for s in sums if counts[s] > 1]
+        verdicts[level] = (lost, doubled)
+        shown = " ".join(_mark(s, counts[s]) for s in sums)
+        table.add_row(level, shown, _numbers(lost), _numbers(doubled))
+    console.print(table)
+    caught = list(accumulate(number for part in STORY[:2] for number in part))[len(STORY[0]) :]
+    return verdicts == {"at_most_once": (caught, []), "at_least_once": ([], caught), "exactly_once": ([], [])}
+
+
+def _mark(number: int, count: int) -> str:
+    if count == 1:
+        return str(number)
+    return f"[red strike]{number}[/red strike]" if not count else " ".join([f"[red]{number}[/red]"] * count)
+
+
+def _numbers(found: list[int]) -> str:
+    return f"[red]{', '.join(map(str, found))}[/red]" if found else "none"
+
+
+def _write_numbers(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    position = 0
+    for index, part in enumerate(STORY):
+        lines = [json.dumps({"position": position + i, "number": number}) for i, number in enumerate(part)]
+        position += len(part)
+        _put(folder, f"{index}.json", lines, index)
+
+
+# --- part 2
+
+
+def _words(console: Console, folder: Path, kills: int, chance: random.Random) -> bool:
+    console.rule("2. Two sinks, one decision, random kills", align="left")
+    lines = _write_lines(folder / "lines", chance)
+    hits: list[Kill] = []
+    with _progress(console, "lines and word counts …") as say:
+        while True:
+            job = _spawn("words", folder)
+            enough = _decided(folder) + chance.randint(1, 4)
+            kill = len(hits) < kills and _until(job, lambda n=enough: _decided(folder) >= n)
+            if not kill:
+                if _wait(job) != 0:
+                    raise DemoFailed(f"The job failed; see {folder / 'job.log'}")
+                break
+            time.sleep(chance.uniform(0, 0.4))
+            os.killpg(job.pid, signal.SIGKILL)
+            job.wait()
+            hits.append(_where(folder))
+            say(f"kill {len(hits)}: epoch {hits[-1].epoch}, {hits[-1].where}")
+    table = Table("kill", "in epoch", "it had")
+    for number, hit in enumerate(hits, start=1):
+        table.add_row(str(number), str(hit.epoch), hit.where)
+    console.print(table)
+    return _verdict(console, folder, lines, len(hits))
+
+
+def _verdict(console: Console, folder: Path, lines: dict[int, str], kills: int) -> bool:
+    out = Counter(_query(folder / "lines.db", "SELECT id, line FROM lines"))
+    wanted = set(lines.items())
+    counts = dict(_query(folder / "counts.db", "SELECT word, count FROM counts"))
+    words = Counter(word for line in lines.values() for word in line.split())
+    lost, doubled = len(wanted - set(out)), sum(n - 1 for n in out.values()) + len(set(out) - wanted)
+    short = sum(max(0, n - counts.get(word, 0)) for word, n in words.items())
+    over = sum(max(0, n - words[word]) for word, n in counts.items())
+    table = Table("sink", "in", "out", "lost", "doubled", "kills", "restarts")
+    both = (str(kills), str(kills))
+    table.add_row("lines", str(len(lines)), str(sum(out.values())), str(lost), str(doubled), *both)
+    table.add_row("word counts", str(words.total()), str(sum(counts.values())), str(short), str(over), *both)
+    console.print(table)
+    return (lost, doubled, short, over) == (0, 0, 0, 0) and kills > 0
+
+
+def _write_lines(folder: Path, chance: random.Random) -> dict[int, str]:
+    folder.mkdir(parents=True)
+    lines: dict[int, str] = {}
+    for index in range(FILES):
+        new = {len(lines) + i: " ".join(chance.choices(WORDS, k=5)) for i in range(LINES_PER_FILE)}
+        lines |= new
+        _put(folder, f"{index:03}.json", [json.dumps({"id": i, "line": line}) for i, line in new.items()], index)
+    return lines
+
+
+def _decided(folder: Path) -> int:
+    """How many records the ledger holds: enough to see that epochs go by."""
+    return sum(1 for _ in (folder / "checkpoint").glob("fencepost/*/ledger/*.json"))
+
+
+def _where(folder: Path) -> Kill:
+    """What the dead driver had done, by the files it left."""
+    checkpoint = folder / "checkpoint"
+    begun, complete = (max((int(p.name) for p in (checkpoint / log).glob("[0-9]*")), default=-1) for log in _LOGS)
+    bodies = [json.loads(p.read_text())["body"] for p in sorted(checkpoint.glob("fencepost/*/ledger/*.json"))]
+    decided = max((body["epoch"] for body in bodies if "snapshot" in body), default=-1)
+    if decided > complete:
+        return Kill(decided, "decided it, Spark had not completed it")
+    if begun > decided:
+        return Kill(begun, "begun it, not decided it")
+    return Kill(complete, "completed it")
+
+
+_LOGS = ("offsets", "commits")
+
+
+# --- processes and files
+
+
+def _spawn(what: str, folder: Path, environment: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
+    log = (folder / "job.log").open("ab")
+    command = [sys.executable, "-m", "fencepost.cli.demo_job", what, str(folder)]
+    # A session of its own: the kill takes Python and its JVM together, as a power cut or the OOM killer would.
+    with log:
+        return subprocess.Popen(
+            command, stdout=log, stderr=log, env={**os.environ, **(environment or {})}, start_new_session=True
+        )
+
+
+def _until(job: subprocess.Popen[bytes], true: object) -> bool:
+    """Wait until something is true; False if the job ended before."""
+    assert callable(true)
+    deadline = time.monotonic() + PATIENCE_S
+    while not true():
+        if job.poll() is not None:
+            return False
+        if time.monotonic() > deadline:
+            os.killpg(job.pid, signal.SIGKILL)
+            raise DemoFailed(f"The job made no progress in {PATIENCE_S} s.")
+        time.sleep(0.02)
+    return True
+
+
+def _wait(job: subprocess.Popen[bytes]) -> int:
+    try:
+        return job.wait(PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(job.pid, signal.SIGKILL)
+        raise DemoFailed(f"The job did not end in {PATIENCE_S} s.") from None
+    finally:
+        _end_group(job.pid)
+
+
+def _end_group(pid: int) -> None:
+    """A killed driver leaves its JVM for a second or two; it must not meet the next one."""
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def _put(folder: Path, name: str, lines: list[str], order: int) -> None:
+    """Move a whole file into the folder; the time stamps keep Spark to our order."""
+    temp = folder / f".{name}"
+    temp.write_text("\n".join(lines) + "\n")
+    os.utime(temp, (1_700_000_000 + order, 1_700_000_000 + order))
+    temp.rename(folder / name)
+
+
+def _query(database: Path, sql: str) -> list[tuple[object, ...]]:
+    connection = sqlite3.connect(database)
+    try:
+        return connection.execute(sql).fetchall()
+    finally:
+        connection.close()
+
+
+@contextmanager
+def _progress(console: Console, text: str) -> Iterator[object]:
+    """A live line in a terminal, plain lines elsewhere; gives a function that adds a line."""
+    if not console.is_terminal:
+        console.print(text)
+        yield console.print
+        return
+    with console.status(text):
+        yield console.print

@@ -1,0 +1,372 @@
+"""Enumerates all histories with at most k faults, and counts each once.
+
+    kill      the driver dies before an effect: this is also "after the one before", and "its answer was lost"
+    power     all drivers die; each unsynced file survives, vanishes or is empty
+    unknown   the effect happened, or did not, and the living driver is not told (creating a record, committing)
+    perish    a target times out a transaction that was pre-committed and is not committed
+    pause     the driver stops before an effect, another starts; the first wakes before each effect of the other, and
+              after its last one, and runs to its own end. Pausing the very first effect is: two drivers start at once
+
+A fault may strike at every effect of every driver. After the last fault the job must come to its end by itself.
+
+A history is one path of choices. Equal situations (world, lives, faults left) have equal futures, so their paths are
+counted once and added wherever they are reached; `visited` says how many effects were really performed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from types import ModuleType
+from typing import Any
+
+from fencepost.errors import FencepostError
+from fencepost.protocol import append
+from fencepost.protocol import effects as e
+from fencepost.protocol.order import State, advance
+from fencepost.protocol.records import Record, encode
+from fencepost.prove.model import check
+from fencepost.prove.model.check import Violation
+from fencepost.prove.model.lives import Life
+from fencepost.prove.model.world import READS, Frozen, Job, World
+
+DRIVERS = 16
+"""A job that needs more starts than this does not get on."""
+
+Tail = tuple[int, dict[tuple[int, int], tuple[int, World | None]]]
+"""Histories that ended, and (world, faults left) → (in how many ways, that world; None: as it was)."""
+
+Swap = tuple[ModuleType, str, Any]
+
+
+class Found(Exception):
+    """A violation, with the faults that led to it."""
+
+    def __init__(self, violation: Violation, faults: tuple[str, ...]) -> None:
+        super().__init__(str(violation), faults)
+        self.violation = violation
+        self.faults = faults
+
+
+class Explorer:
+    """All histories of one job."""
+
+    def __init__(
+        self, job: Job, world: type[World] = World, share: tuple[int, int] = (0, 1), *, stop: bool = False
+    ) -> None:
+        self.job = job
+        self.world = world
+        self.stop = stop
+        """Raise the first thing found instead of going on."""
+        self.share = share
+        """Which of how many processes this is: the work is split by the place of the first fault."""
+        self.visited = 0
+        self.ends = 0
+        """Different ends of histories that were looked at."""
+        self.memo: dict[Any, int] = {}
+        self.tails: dict[Any, Tail] = {}
+        self.trail: list[str] = []
+        self.found: list[Found] = []
+
+    def run(self, faults: int) -> int:
+        """The number of histories; what was violated is in `found`, and nothing found ends a history."""
+        world = self.world(self.job.sinks)
+        life = Life(world.start_driver(), self.job)
+        mine, of = self.share
+        total = 0
+        place = 0
+        while not life.ended:
+            if faults and place % of == mine:
+                total += self._deaths(life, world, faults) + self._strike(life, world, faults)
+            place += 1
+            try:
+                self._do(life, world)
+            except Violation as violation:
+                return total + self._violated(violation)
+        return total + (self._settle(life, world, 0) if mine == 0 else 0)
+
+    # --- one driver
+
+    def _start(self, world: World, k: int) -> int:
+        """A new driver in a world that has none."""
+        key = (world.id, k)
+        if key not in self.memo:
+            self.memo[key] = self._alone(Life(world.start_driver(), self.job), world, k)
+        return self.memo[key]
+
+    def _alone(self, life: Life, world: World, k: int) -> int:
+        """`life` runs to its end; it and `world` are used up."""
+        total = 0
+        deaths: int | None = None
+        passed: list[tuple[Any, int]] = []
+        while True:
+            if k or not life.answers:
+                key = (world.id, life.id, k)
+                if key in self.memo:
+                    total += self.memo[key]
+                    break
+                passed.append((key, total))
+            if life.ended:
+                total += self._settle(life, world, k)
+                break
+            if k:
+                if deaths is None:
+                    deaths = self._deaths(life, world, k)
+                total += deaths + self._strike(life, world, k)
+            if type(life.pending) not in READS:
+                deaths = None
+            try:
+                self._do(life, world)
+            except Violation as violation:
+                total += self._violated(violation)
+                break
+        for key, before in passed:
+            self.memo[key] = total - before
+        return total
+
+    def _deaths(self, life: Life, world: World, k: int) -> int:
+        """The driver dies before its pending effect, by itself or with the power."""
+        at = life.pending.point
+        self.trail.append(f"kill before {at}")
+        dead = world.copy()
+        dead.end_driver(life.number)
+        total = self._start(dead, k - 1)
+        self.trail.pop()
+        return total + self._power(world, at, k)
+
+    def _power(self, world: World, at: str, k: int) -> int:
+        self.trail.append(f"power loss before {at}")
+        total = sum(self._start(cut, k - 1) for cut in world.power_losses())
+        self.trail.pop()
+        return total
+
+    def _strike(self, life: Life, world: World, k: int) -> int:
+        """Every fault at the pending effect of a lone driver that it outlives."""
+        at = life.pending.point
+        total = 0
+        for what, other, answer in self._surprises(life, world):
+            self.trail.append(f"{what} at {at}")
+            total += self._go_on(life, other, k - 1, answer)
+            self.trail.pop()
+        self.trail.append(f"driver {life.number} paused before {at}")
+        total += self._together(life, None, world.copy(), k - 1)
+        self.trail.pop()
+        return total
+
+    def _surprises(self, life: Life, world: World) -> Iterator[tuple[str, World, Any]]:
+        """Faults that a driver outlives: what happened, the world then, and what the driver is told (None: nothing)."""
+        effect = life.pending
+        answer: Any = None
+        if isinstance(effect, e.Create):
+            answer = e.Created.UNKNOWN
+        elif isinstance(effect, e.Commit):
+            answer = Frozen({h.id: e.Outcome.IN_DOUBT for h in effect.handles})
+        if answer is not None:
+            yield "unknown, not done,", world.copy(), answer
+            other = world.copy()
+            try:
+                other.do(life, effect)
+            except Violation as violation:
+                self._violated(violation)
+            except FencepostError:
+                pass  # it failed at once: nothing was left unknown
+            else:
+                yield "unknown, done,", other, answer
+        for key in world.perishable():
+            other = world.copy()
+            other.drop(key)
+            yield f"{key[2]} lost", other, None
+
+    def _go_on(self, life: Life, world: World, k: int, answer: Any = None) -> int:
+        """`life` goes on alone from where it stands (told `answer`, if any); it and `world` are left as they are."""
+        key = (world.id, life.id if answer is None else life.id_after(answer), k)
+        if key not in self.memo:
+            self.memo[key] = self._alone(_told(life, answer), world.copy(), k)
+        return self.memo[key]
+
+    # --- two drivers
+
+    def _together(self, sleeper: Life, life: Life | None, world: World, k: int) -> int:
+        """`sleeper` is paused while `life` (None: a new driver) runs; it wakes at every effect of the other one."""
+        total = 0
+        deaths: int | None = None
+        passed: list[tuple[Any, int]] = []
+        while True:
+            key = (world.id, sleeper.id, life.id if life else 0, k)
+            if key in self.memo:
+                total += self.memo[key]
+                break
+            passed.append((key, total))
+            if life is None:
+                life = Life(world.start_driver(), self.job)
+            self.trail.append("it wakes at the end" if life.ended else f"it wakes before {life.pending.point}")
+            total += self._wake(sleeper, life, world, k)
+            self.trail.pop()
+            if life.ended:
+                if life.error is None:
+                    break
+                world.end_driver(life.number)
+                if world.facts[("drivers",)] >= DRIVERS:
+                    total += self._violated(Violation("stuck", f"{life.error}"))
+                    break
+                life, deaths = None, None
+                continue
+            if k:
+                if deaths is None:
+                    deaths = self._deaths_beside(sleeper, life, world, k)
+                total += deaths
+                for what, other, answer in self._surprises(life, world):
+                    self.trail.append(f"{what} at {life.pending.point} of the second driver")
+                    total += self._together(sleeper, _told(life, answer), other, k - 1)
+                    self.trail.pop()
+            if type(life.pending) not in READS:
+                deaths = None
+            try:
+                self._do(life, world)
+            except Violation as violation:
+                total += self._violated(violation)
+                break
+        for key, before in passed:
+            self.memo[key] = total - before
+        return total
+
+    def _deaths_beside(self, sleeper: Life, life: Life, world: World, k: int) -> int:
+        """The second driver dies and a third starts, the first still asleep; or the power goes, for all."""
+        at = f"{life.pending.point} of the second driver"
+        self.trail.append(f"kill before {at}")
+        dead = world.copy()
+        dead.end_driver(life.number)
+        total = self._together(sleeper, None, dead, k - 1)
+        self.trail.pop()
+        return total + self._power(world, at, k)
+
+    def _wake(self, sleeper: Life, other: Life, world: World, k: int) -> int:
+        """The paused driver runs to its end while `other` stands still; then `other` goes on."""
+        ended, ends = self._tail(sleeper, world, k)
+        return ended + sum(
+            times * self._go_on(other, after or world, left) for (_, left), (times, after) in ends.items()
+        )
+
+    def _tail(self, sleeper: Life, world: World, k: int) -> Tail:
+        """All ways in which the woken driver may come to its end, whatever the other one is about to do."""
+        key = (sleeper.id, world.id, k)
+        if key in self.tails:
+            return self.tails[key]
+        ended = 0
+        ends: dict[tuple[int, int], tuple[int, World | None]] = {}
+
+        def add(after: World, left: int, times: int = 1) -> None:
+            before = ends.get((after.id, left), (0, None))[0]
+            ends[(after.id, left)] = (before + times, None if after.id == world.id else after)
+
+        now, life = world.copy(), sleeper.copy()
+        while not life.ended:
+            if k:
+                at = f"{life.pending.point} of the woken driver"
+                dead = now.copy()
+                dead.end_driver(life.number)
+                add(dead, k - 1)
+                ended += self._power(now, at, k)
+                for what, changed, answer in self._surprises(life, now):
+                    self.trail.append(f"{what} at {at}")
+                    more, others = self._tail(_told(life, answer), changed, k - 1)
+                    self.trail.pop()
+                    ended += more
+                    for (_, left), (times, after) in others.items():
+                        add(after or changed, left, times)
+            try:
+                self._do(life, now)
+            except Violation as violation:
+                ended += self._violated(violation)
+                break
+        else:
+            now.end_driver(life.number)
+            add(now, k)
+        self.tails[key] = (ended, ends)
+        return ended, ends
+
+    # --- ends
+
+    def _settle(self, life: Life, world: World, k: int) -> int:
+        """A driver ended and nobody else is there: start again, or look at what was achieved."""
+        world.end_driver(life.number)
+        if life.error is None:
+            return self._look(world)
+        if world.facts[("drivers",)] >= DRIVERS:
+            return self._violated(Violation("stuck", f"{type(life.error).__name__}: {life.error}"))
+        return self._start(world, k)
+
+    def _look(self, world: World) -> int:
+        key = world.id
+        if key not in self.memo:
+            self.memo[key] = 1
+            self.ends += 1
+            last = Life(world.start_driver(), self.job)
+            try:
+                while not last.ended:
+                    self._do(last, world)
+                if last.error is not None:
+                    raise Violation("stuck", f"the last recovery ended with {last.error}")  # noqa: TRY301
+                check.at_the_end(world, self.job.epochs)
+            except Violation as violation:
+                self._violated(violation)
+        return 1
+
+    def _violated(self, violation: Violation) -> int:
+        self.found.append(Found(violation, tuple(self.trail)))
+        if self.stop:
+            raise self.found[-1]
+        return 1
+
+    def _do(self, life: Life, world: World) -> None:
+        self.visited += 1
+        try:
+            answer = world.do(life, life.pending)
+        except FencepostError as error:  # the effect itself failed: the driver ends as it would for real
+            life.fail(error)
+        else:
+            life.send(answer)
+
+
+def _told(life: Life, answer: Any) -> Life:
+    other = life.copy()
+    if answer is not None:
+        other.send(answer)
+    return other
+
+
+@contextmanager
+def swapped(*swaps: Swap) -> Iterator[None]:
+    """Put other functions in the place of the protocol's while the block runs."""
+    before = [(module, name, getattr(module, name)) for module, name, _ in swaps]
+    try:
+        for module, name, value in swaps:
+            setattr(module, name, value)
+        yield
+    finally:
+        for module, name, value in reversed(before):
+            setattr(module, name, value)
+
+
+def _remembered_advance() -> Any:
+    after: dict[bytes, State] = {}
+
+    def advanced(state: State, record: Record, data: bytes) -> State:
+        # The bytes name the record before them by its sum, and with it the whole chain.
+        if data not in after:
+            after[data] = advance(state, record, data)
+        return after[data]
+
+    return advanced
+
+
+def remembered() -> tuple[Swap, ...]:
+    """The protocol's own encode, decode and fold, each value computed once: most histories write the same records."""
+    check.folded.cache_clear()  # a sabotaged order table must not meet states of the real one
+    return (
+        (append, "encode", lru_cache(maxsize=100_000)(encode)),
+        (append, "decode", check.decoded),
+        (append, "advance", _remembered_advance()),
+        (append, "fold", lambda chain: check.folded(tuple(data for _, data in chain))),
+    )

@@ -1,0 +1,399 @@
+"""Known-bad variants of the protocol and of the world. The explorer has to catch every one; else it sees nothing.
+
+Each swaps one piece of the real code, or one rule of the world. Never imported by the product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+from fencepost.errors import EpochFailed
+from fencepost.protocol import append, epoch, order, recover
+from fencepost.protocol import effects as e
+from fencepost.protocol.append import Book
+from fencepost.protocol.epoch import SinkFacts
+from fencepost.protocol.records import Body, Done, Epoch, Handle, Record
+from fencepost.prove.model import check
+from fencepost.prove.model.check import Segment
+from fencepost.prove.model.explore import Explorer, Found, Swap, remembered, swapped
+from fencepost.prove.model.world import APPLY, BARE, KEPT, PUBLISH, Actor, Job, SinkSpec, World
+
+
+class Sabotage(NamedTuple):
+    """One way to be wrong."""
+
+    name: str
+    what: str
+    sinks: tuple[SinkSpec, ...]
+    swaps: tuple[Swap, ...] = ()
+    world: type[World] = World
+    epochs: int = 3
+
+
+class Caught(NamedTuple):
+    """How a sabotage was found out."""
+
+    faults: tuple[str, ...]
+    by: str
+    ends: int
+    """Different ends of histories looked at until then."""
+
+
+def hunt(sabotage: Sabotage, faults: int = 2) -> Caught | None:
+    """Look for a violation with no fault, then one, then two; None if the variant gets away."""
+    ends = 0
+    for k in range(faults + 1):
+        explorer = Explorer(Job(sabotage.sinks, sabotage.epochs), sabotage.world, stop=True)
+        with swapped(*remembered(), *sabotage.swaps):
+            try:
+                explorer.run(k)
+            except Found as found:
+                return Caught(found.faults, str(found.violation), ends + explorer.ends)
+        ends += explorer.ends
+    return None
+
+
+# --- tools: change what an effect says, or what the protocol is told
+
+_PASS = object()
+
+
+def meddle(step: e.Step[Any], tell: Callable[[e.Effect[Any]], Any], hear: Callable[..., Any]) -> e.Step[Any]:
+    """Run `step`; `tell` may answer an effect by itself, `hear` may change an answer."""
+    answer: Any = None
+    while True:
+        try:
+            effect = step.send(answer)
+        except StopIteration as stop:
+            return stop.value
+        answer = tell(effect)
+        if answer is _PASS:
+            answer = hear(effect, (yield effect))
+
+
+def _as_is(effect: e.Effect[Any], answer: Any) -> Any:
+    return answer
+
+
+def _outcome_for(outcome: e.Outcome) -> Callable[..., Any]:
+    """A `_commit_sink` that takes `outcome` for done."""
+    real = epoch._commit_sink
+
+    def hear(effect: e.Effect[Any], answer: Any) -> Any:
+        if isinstance(effect, e.Commit):
+            return {name: e.Outcome.DONE if said is outcome else said for name, said in answer.items()}
+        return answer
+
+    return lambda *args: meddle(real(*args), lambda effect: _PASS, hear)
+
+
+# --- variants of one epoch
+
+
+def _promise_then_precommit(book: Book, n: Epoch, sinks: Iterable[SinkFacts]) -> e.Step[None]:
+    offsets = yield from epoch.barrier(book, n)
+    handles = yield from e.ask(e.PreCommit("promise", n))
+    snapshot = yield from e.ask(e.TakeSnapshot("snapshot", n, None, offsets))
+    yield from epoch.decide(book, n, offsets, handles, snapshot)
+    yield from e.ask(e.PreCommit("precommit", n))
+    yield from epoch.commit_open(book, epoch.in_commit_order(sinks))
+
+
+class _Promising(World):
+    __slots__ = ()
+
+    def hold(self, sink: SinkSpec, handle: str, epoch: int, writer: int, segment: Segment) -> None:
+        if any(key[0] == "ledger" and handle.encode() in data for key, data in self.facts.items()):
+            super().hold(sink, handle, epoch, writer, segment)
+
+
+def _commit_then_decide(
+    book: Book, n: Epoch, offsets: str, handles: tuple[Handle, ...], snapshot: e.Snapshot
+) -> e.Step[None]:
+    for handle in handles:
+        yield from e.ask(e.Commit("commit", handle.sink, n, (handle,)))
+    yield from _REAL_DECIDE(book, n, offsets, handles, snapshot)
+
+
+_REAL_DECIDE = epoch.decide
+
+
+def _sweep_after_decide(
+    book: Book, n: Epoch, offsets: str, handles: tuple[Handle, ...], snapshot: e.Snapshot
+) -> e.Step[None]:
+    yield from _REAL_DECIDE(book, n, offsets, handles, snapshot)
+    yield from e.ask(e.SweepStaged("sweep", book.writer, n, recovering=False))
+
+
+def _unknown_is_no(
+    book: Book, n: Epoch, offsets: str, handles: tuple[Handle, ...], snapshot: e.Snapshot
+) -> e.Step[None]:
+    step = _REAL_DECIDE(book, n, offsets, handles, snapshot)
+    answer: Any = None
+    while True:
+        try:
+            effect = step.send(answer)
+        except StopIteration:
+            return
+        answer = yield effect
+        if answer is e.Created.UNKNOWN:
+            for handle in handles:
+                yield from e.ask(e.Abort("abort", handle))
+            raise EpochFailed("unknown", "no answer", next="")
+
+
+def _one_too_many(book: Book, n: Epoch) -> e.Step[str]:
+    offsets = yield from _REAL_BARRIER(book, n)
+    return check.offsets_text(check.end_of(offsets) + 1)
+
+
+_REAL_BARRIER = epoch.barrier
+
+
+# --- variants of the ledger
+
+
+def _without_hole_check(book: Book, body: Body, point: str) -> e.Step[bool]:
+    number = book.state.last + 1
+    return meddle(
+        _REAL_TRY(book, body, point),
+        lambda effect: (number - 1, number) if isinstance(effect, e.Names) else _PASS,
+        _as_is,
+    )
+
+
+_REAL_TRY = append.try_append
+
+
+class _Unsynced(World):
+    __slots__ = ()
+
+    def power_losses(self) -> Iterator[World]:
+        for world in super().power_losses():
+            yield world
+            if len(self.numbers("ledger")) > 1:
+                torn = world.copy()
+                torn.drop(("ledger", self.numbers("ledger")[-1]))
+                yield torn
+
+
+class _Renaming(World):
+    __slots__ = ()
+
+    def _create(self, actor: Actor, effect: e.Create) -> e.Created:
+        self.facts.pop(("ledger", effect.number), None)
+        return super()._create(actor, effect)
+
+
+# --- variants of recovery
+
+
+def _rerun_the_decided(book: Book) -> e.Step[None]:
+    newest = book.state.newest
+    tell = lambda x: None if isinstance(x, e.LogWrite) and x.log == "commits" else _PASS  # noqa: E731
+    yield from meddle(_REAL_REBUILD(book), tell, _as_is)
+    if newest is not None and book.state.voided is None:
+        yield from e.ask(e.LogDelete("recover.rebuild.again", "commits", newest.epoch))
+
+
+_REAL_REBUILD = recover.rebuild
+
+
+def _rebuild_nothing(book: Book) -> e.Step[None]:
+    yield from ()
+
+
+def _abort_everybodys(book: Book, start: recover.Start) -> e.Step[None]:
+    for sink in start.sinks:
+        for orphan in (yield from e.ask(e.Orphans("recover.orphans", sink.name, recover.WriterNumber(10**9)))):
+            yield from e.ask(e.Abort("recover.abort", orphan))
+    yield from e.ask(e.SweepStaged("recover.sweep", book.writer, book.state.done_through, recovering=True))
+
+
+def _redo_unrecorded(book: Book, n: Epoch, gone: tuple[Handle, ...]) -> e.Step[None]:
+    fresh = yield from e.ask(e.Again("recover.redo", gone[0].sink, n, gone))
+    yield from e.ask(e.Commit("commit", gone[0].sink, n, fresh))
+
+
+def _done_then_commit(book: Book, start: recover.Start) -> e.Step[None]:
+    opened = book.state.open
+    if opened is not None:
+        yield from append.append(book, Done(opened.epoch), "done")
+        for handle in opened.handles:
+            yield from e.ask(e.Commit("commit", handle.sink, opened.epoch, (handle,)))
+
+
+def _done_without_asking(book: Book, start: recover.Start) -> e.Step[None]:
+    yield from epoch.mark_done(book)
+
+
+def _perishable_last(sinks: Iterable[SinkFacts]) -> tuple[SinkFacts, ...]:
+    return tuple(sorted(sinks, key=lambda sink: sink.perishable))
+
+
+def _retire_the_voidable(state: order.State, keep: int) -> int:
+    numbers = [number for number, _ in state.decisions]
+    return max(state.oldest, numbers[-keep]) if len(numbers) > keep else state.oldest
+
+
+def _starts_anywhere(state: order.State, record: Record) -> bool:
+    return True
+
+
+# --- variants of sinks and staging
+
+
+class _NamedByEpoch(World):
+    __slots__ = ()
+
+    def handle_id(self, sink: str, epoch: int, writer: int, attempt: str) -> str:
+        return f"{sink}-{epoch}"
+
+
+class _NoEpochRow(World):
+    __slots__ = ()
+
+    def apply(self, actor: Actor, handle: Handle, epoch: int) -> e.Outcome:
+        self.facts.pop(("row", handle.sink), None)
+        return super().apply(actor, handle, epoch)
+
+
+class _AppliesInTheVote(World):
+    __slots__ = ()
+
+    def _vote(self, actor: Actor, effect: e.Vote) -> tuple[str, ...]:
+        dead = super()._vote(actor, effect)
+        if not dead and self.sink(effect.sink).shape == "apply":
+            self.apply(actor, effect.handles[0], effect.epoch)
+        return dead
+
+
+class _SleepingSession(World):
+    __slots__ = ()
+
+    def _open_sinks(self, actor: Actor, effect: e.OpenSinks) -> None:
+        pass
+
+
+class _SweepsNewer(World):
+    __slots__ = ()
+
+    def _sweep(self, actor: Actor, effect: e.SweepStaged) -> None:
+        super()._sweep(actor, effect)
+        if effect.recovering:
+            for key in self.below("staged"):
+                if key[1] != effect.writer:
+                    del self.facts[key]
+
+
+SABOTAGES = (
+    Sabotage(
+        "decide_before_precommit",
+        "The decision names handles that are pre-committed only after it.",
+        (APPLY, PUBLISH),
+        ((epoch, "run_epoch", _promise_then_precommit),),
+        _Promising,
+    ),
+    Sabotage(
+        "commit_before_decide",
+        "Sinks are committed, then the decision is written.",
+        (KEPT, APPLY),
+        ((epoch, "decide", _commit_then_decide),),
+    ),
+    Sabotage("ledger_not_synced", "The newest record may vanish with the power.", (APPLY, PUBLISH), (), _Unsynced),
+    Sabotage("rename_not_link", "Creating a record replaces one that is there.", (KEPT, APPLY), (), _Renaming),
+    Sabotage(
+        "no_hole_check",
+        "A driver acts on a record in a number that retention freed.",
+        (BARE, PUBLISH),
+        ((append, "try_append", _without_hole_check),),
+        epochs=4,
+    ),
+    Sabotage(
+        "rerun_decided_epoch",
+        "Recovery lets Spark run a decided epoch again instead of writing its commits entry.",
+        (KEPT, APPLY),
+        ((recover, "rebuild", _rerun_the_decided),),
+    ),
+    Sabotage(
+        "no_rebuild", "Recovery leaves Spark's log as it is.", (KEPT, APPLY), ((recover, "rebuild", _rebuild_nothing),)
+    ),
+    Sabotage(
+        "abort_newer_orphans",
+        "Recovery aborts pre-committed units of equal and newer writers too.",
+        (BARE, PUBLISH),
+        ((recover, "abort_orphans", _abort_everybodys),),
+    ),
+    Sabotage("handle_named_by_epoch", "Two attempts of an epoch use one handle id.", (KEPT, APPLY), (), _NamedByEpoch),
+    Sabotage(
+        "unknown_is_no",
+        "A decision without an answer is taken for not written, and its handles are aborted.",
+        (KEPT, APPLY),
+        ((epoch, "decide", _unknown_is_no),),
+    ),
+    Sabotage(
+        "gone_is_done",
+        "A lost handle is taken for committed.",
+        (KEPT, APPLY),
+        ((epoch, "_commit_sink", _outcome_for(e.Outcome.GONE)),),
+    ),
+    Sabotage(
+        "in_doubt_is_done",
+        "A commit without an answer is taken for done.",
+        (APPLY, PUBLISH),
+        ((epoch, "_commit_sink", _outcome_for(e.Outcome.IN_DOUBT)),),
+    ),
+    Sabotage(
+        "redo_not_recorded",
+        "Lost rows are written again under handles that no record names.",
+        (KEPT, APPLY),
+        ((recover, "redo", _redo_unrecorded),),
+    ),
+    Sabotage(
+        "done_before_commit",
+        "Recovery writes done, then commits.",
+        (APPLY, PUBLISH),
+        ((recover, "finish", _done_then_commit),),
+    ),
+    Sabotage(
+        "done_without_asking",
+        "Recovery takes an open decision for committed.",
+        (APPLY, PUBLISH),
+        ((recover, "finish", _done_without_asking),),
+    ),
+    Sabotage(
+        "perishable_last",
+        "Sinks that may lose a handle are committed after those that cannot.",
+        (BARE, PUBLISH),
+        ((epoch, "in_commit_order", _perishable_last), (recover, "in_commit_order", _perishable_last)),
+    ),
+    Sabotage(
+        "staged_swept_at_decision",
+        "Staged rows are deleted right after the decision.",
+        (APPLY, PUBLISH),
+        ((epoch, "decide", _sweep_after_decide),),
+    ),
+    Sabotage("staged_of_newer_swept", "A sweep takes the rows of newer writers.", (APPLY, PUBLISH), (), _SweepsNewer),
+    Sabotage(
+        "end_off_by_one",
+        "The decision says one record more than was read.",
+        (KEPT, APPLY),
+        ((epoch, "barrier", _one_too_many),),
+    ),
+    Sabotage(
+        "voidable_retired",
+        "Retention counts a decision that may still be voided (found by this model in the real code).",
+        (BARE, PUBLISH),
+        ((append, "oldest_needed", _retire_the_voidable),),
+    ),
+    Sabotage("no_epoch_row", "An apply sink does not look whether it has the epoch.", (KEPT, APPLY), (), _NoEpochRow),
+    Sabotage("vote_commits", "An apply sink commits in the vote.", (KEPT, APPLY), (), _AppliesInTheVote),
+    Sabotage(
+        "sleeping_session_kept",
+        "A new driver does not end the sessions of older writers.",
+        (KEPT, APPLY),
+        (),
+        _SleepingSession,
+    ),
+)

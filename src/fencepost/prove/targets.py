@@ -1,0 +1,127 @@
+"""Where the kill tests write, and how an ordinary reader sees it (`exactly.py`): one line per sink.
+
+A new sink joins every kill test by adding its line to `TARGETS`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from fencepost.protocol.effects import Outcome
+from fencepost.sinks.contract import Sink
+from fencepost.sinks.files import Files
+from fencepost.sinks.sqlite import SQLite
+from fencepost.sinks.two_phase import TwoPhaseCommit, Unit
+from fencepost.sinks.wal import EpochContext, WriteAheadLog
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A sink in a folder of its own, and the place where its readers look."""
+
+    sink: Callable[[Path], Sink]
+    place: Callable[[Path], str]
+
+
+class Box(TwoPhaseCommit[Path]):
+    """A little transactional system made of files, as a user would write one.
+
+    `open/` holds prepared transactions, `box/` committed ones. It forgets open ones when `lose` is called, as a broker
+    does after its transaction timeout.
+    """
+
+    name = "box"
+
+    def __init__(self, folder: Path, *, keep_rows: bool = True) -> None:
+        self.folder = folder
+        self.keep_rows = keep_rows
+
+    def identity(self) -> str:
+        """A file in the box."""
+        for part in ("open", "box"):
+            (self.folder / part).mkdir(parents=True, exist_ok=True)
+        path = self.folder / "identity"
+        if not path.exists():
+            path.write_text(os.urandom(8).hex())
+        return path.read_text()
+
+    def begin(self, unit: Unit) -> Path:
+        """An empty file, named by the unit."""
+        path = self.folder / "open" / unit.id
+        path.touch(exist_ok=False)
+        return path
+
+    def write(self, transaction: Path, batch: pa.RecordBatch) -> None:
+        """One line a row."""
+        with transaction.open("a") as file:
+            file.writelines(json.dumps([row["id"], row["value"], row["sum"]]) + "\n" for row in batch.to_pylist())
+
+    def pre_commit(self, transaction: Path) -> Mapping[str, Any]:
+        """Durable already, as far as SIGKILL goes."""
+        return {"id": transaction.name}
+
+    def commit(self, body: Mapping[str, Any]) -> Outcome | None:
+        """Into the box; there already is fine; nowhere means that it was lost."""
+        name = body["id"]
+        try:
+            (self.folder / "open" / name).rename(self.folder / "box" / name)
+        except FileNotFoundError:
+            return Outcome.DONE if (self.folder / "box" / name).exists() else Outcome.GONE
+        return Outcome.DONE
+
+    def abort(self, body: Mapping[str, Any]) -> None:
+        """Forget it."""
+        (self.folder / "open" / body["id"]).unlink(missing_ok=True)
+
+    def recover_orphans(self, before: int) -> Iterable[Mapping[str, Any]]:
+        """Whatever is open."""
+        return [{"id": path.name} for path in (self.folder / "open").iterdir()]
+
+    def lose(self) -> None:
+        """Time out every open transaction."""
+        for path in (self.folder / "open").iterdir():
+            path.unlink()
+
+
+@dataclass(frozen=True, slots=True)
+class SendOnce:
+    """A function for `WriteAheadLog` that stores the epoch with the rows: one file per epoch, whole or not there."""
+
+    folder: Path
+
+    def __call__(self, context: EpochContext, batches: Iterable[pa.RecordBatch]) -> None:
+        """A second call with the same epoch changes nothing."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / f"{context.generation}-{context.epoch}"
+        rows = [row for batch in batches for row in batch.to_pylist()]
+        temp = path.with_suffix(".tmp")
+        temp.write_text("".join(json.dumps([row["id"], row["value"], row["sum"]]) + "\n" for row in rows))
+        temp.rename(path)
+
+
+TARGETS: Mapping[str, Target] = {
+    "sqlite": Target(
+        lambda folder: SQLite(str(folder / "out.db"), table="sums"),
+        lambda folder: f"sqlite:{folder / 'out.db'}:sums",
+    ),
+    "files": Target(
+        lambda folder: Files(str(folder / "files"), format="json", name="files"),
+        lambda folder: f"files:{folder / 'files'}",
+    ),
+    "manifest": Target(
+        lambda folder: Files(str(folder / "manifest"), format="json", visible="manifest", name="manifest"),
+        lambda folder: f"manifest:{folder / 'manifest'}",
+    ),
+    "box": Target(lambda folder: Box(folder / "box"), lambda folder: f"lines:{folder / 'box' / 'box'}"),
+    "function": Target(
+        lambda folder: WriteAheadLog(SendOnce(folder / "sent"), name="function", idempotent=True),
+        lambda folder: f"lines:{folder / 'sent'}",
+    ),
+}

@@ -1,0 +1,392 @@
+"""Files in a folder: one data file per epoch, made visible by a rename or by a manifest.
+
+`fencepost.sinks.manifests` draws the folder. Never deletes or overwrites a data file that a decision may name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from fencepost import faults
+from fencepost.errors import BadConfig, EpochFailed, FencepostError, OperatorNeeded, Retryable, TargetRefused
+from fencepost.ledger import LocalStore
+from fencepost.ledger.local import make_folder, sync_folder
+from fencepost.protocol.effects import Outcome
+from fencepost.protocol.records import Epoch, Handle, WriterNumber
+from fencepost.rows import Rows
+from fencepost.sinks.contract import Capabilities, OutputMode, Owner, Session, Sink
+from fencepost.sinks.formats import WRITE
+from fencepost.sinks.manifests import (
+    IDENTITY,
+    MANIFESTS,
+    OWNER,
+    STAGED,
+    as_json,
+    manifest_names,
+    published,
+    read_json,
+    stem,
+    version_of,
+)
+
+__all__ = ["Files", "published"]
+
+KEEP = 2
+"""With rename a manifest is only evidence for recovery: so many before the newest are kept."""
+
+Format = Literal["parquet", "json", "csv"]
+
+
+@dataclass(frozen=True)
+class Files(Sink):
+    """A folder of Parquet, JSON-lines or CSV files, one per epoch.
+
+    `visible="rename"`: the data file is moved into the folder; for readers that list it (Spark, DuckDB, a spool
+    consumer, which may delete what it has read). `visible="manifest"`: the file lies there from the beginning and
+    counts only once a manifest names it; for readers that ask `published(path)`.
+
+    The mistake people make: listing the folder with `visible="manifest"`. A listing also shows files of epochs that
+    failed.
+
+    A crash is harmless with both. A power cut right after a rename may take the rename back, and it is then done
+    again: only a consumer that had read *and deleted* the file within those milliseconds sees it twice.
+    """
+
+    path: str | os.PathLike[str]
+    _: KW_ONLY
+    format: Format = "parquet"
+    visible: Literal["rename", "manifest"] = "rename"
+    name: str = ""
+    """`files:<folder>` unless told."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work, where the user wrote it."""
+        place = os.fspath(self.path)
+        object.__setattr__(self, "name", self.name or f"files:{Path(place).name}")
+        problems = (
+            (not place or "://" in place, "path must be a local folder", "Name a local or mounted folder."),
+            (self.format not in WRITE, f"format {self.format!r} is not known", f"Use one of {', '.join(WRITE)}."),
+            (
+                self.visible not in {"rename", "manifest"},
+                f"visible {self.visible!r} is not known",
+                'Use "rename" or "manifest".',
+            ),
+        )
+        for wrong, what, cure in problems:
+            if wrong:
+                raise BadConfig("bad_sink", f"Files: {what}.", next=cure).at(sink=self.name)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """One file per epoch is visible at once, either way; the data file itself is the durable copy."""
+        return Capabilities(shape="publish", repeatable=True, keeps_rows=False)
+
+    def session(self, job: str) -> Session:
+        """Open the driver's side."""
+        return FilesSession(self, job)
+
+
+class FilesSession(Session):
+    """The driver's side of one folder."""
+
+    def __init__(self, sink: Files, job: str) -> None:
+        self._sink = sink
+        self._job = job
+        self._folder = Path(sink.path).absolute()
+        self._store = LocalStore(self._folder)
+        self._owner: Owner | None = None
+        self._newest = (-1, -1)
+
+    @property
+    def owner(self) -> Owner:
+        """Who we are; known once recovery took over."""
+        assert self._owner is not None, "open() comes first"
+        return self._owner
+
+    def preflight(self, schema: pa.Schema, mode: OutputMode) -> str:
+        """Make the folder, try the format on no rows, return the id that lies in the folder."""
+        if mode not in self._sink.capabilities.modes:
+            raise BadConfig(
+                "mode_needs_key",
+                "Files are appended; output mode update replaces rows.",
+                next="Use output mode append.",
+            ).at(job=self._job, sink=self._sink.name)
+        self._try_format(schema)
+        try:
+            for folder in (self._folder, self._folder / STAGED, self._folder / MANIFESTS):
+                make_folder(folder)
+            if self._store.read(IDENTITY) is None:
+                self._store.create(IDENTITY, uuid.uuid4().hex.encode())
+            return (self._store.read(IDENTITY) or b"").decode()
+        except OSError as error:
+            raise self._refused(
+                "target_unusable",
+                f"The folder cannot be used: {_reason(error)}.",
+                "Name a folder that this user may write, on a disk with room.",
+            ) from None
+
+    def open(self, owner: Owner) -> None:
+        """Mark the folder as ours; refuse one that another lineage, or another sink of this job, writes."""
+        self._owner = owner
+        mine = {"job": self._job, "sink": self._sink.name, "lineage": owner.lineage, "visible": self._sink.visible}
+        try:
+            self._store.create(OWNER, as_json(mine))
+            found = json.loads(self._store.read(OWNER) or b"{}")
+            if found.get("lineage") in owner.ancestors and found | {"lineage": owner.lineage} == mine:
+                self._store.replace(OWNER, as_json(mine))
+                found = mine
+            self._newest = max(map(version_of, manifest_names(self._folder)), default=(-1, -1))
+        except (OSError, ValueError) as error:
+            raise self._silent(Retryable, None, error, safe="Safe: nothing was written.") from None
+        if found != mine:
+            self._refuse_owner(found, mine)
+
+    def pre_commit(self, epoch: Epoch, rows: Rows) -> Handle | None:
+        """Write the data file under its final random name, durable; nobody counts it yet."""
+        if not rows.count:
+            return None
+        handle_id = self.owner.handle_id(epoch)
+        name = f"{handle_id}.{self._sink.format}"
+        folder = self._folder / STAGED if self._sink.visible == "rename" else self._folder
+        count, size, total = self._write_file(epoch, folder / name, rows)
+        return Handle(id=handle_id, sink=self._sink.name, rows=count, body={"file": name, "bytes": size, "sum": total})
+
+    def verify(self, epoch: Epoch, handles: tuple[Handle, ...]) -> tuple[str, ...]:
+        """Is every file there, whole? And does the folder not know this epoch already?"""
+        try:
+            there = self._manifest(epoch)
+            dead = tuple(h.id for h in handles if _size(self._waiting(h)) != h.body["bytes"])
+        except OSError as error:
+            raise self._silent(EpochFailed, epoch, error) from None
+        if there is not None or self._newest >= self._version(epoch):
+            raise self._ahead(epoch)
+        return dead
+
+    def commit(self, epoch: Epoch, handles: tuple[Handle, ...]) -> Mapping[str, Outcome]:
+        """Move the files to where readers look, then write the manifest: once, whoever comes first."""
+        try:
+            self._publish(epoch, handles)
+        except OSError:
+            return {handle.id: Outcome.IN_DOUBT for handle in handles}
+        return {handle.id: Outcome.DONE for handle in handles}
+
+    def write(self, epoch: Epoch, rows: Rows) -> None:
+        """Publish at once; a replayed epoch publishes another file."""
+        handle = self.pre_commit(epoch, rows)
+        if handle is None:
+            return
+        try:
+            self._move((handle,))
+            if self._sink.visible == "manifest":
+                name = f"{MANIFESTS}/{stem(self._version(epoch))}-{uuid.uuid4().hex[:12]}.json"
+                self._store.create(name, self._content(epoch, (handle,)))
+        except OSError as error:
+            safe = "The epoch's rows may or may not be visible."
+            raise self._silent(EpochFailed, epoch, error, safe=safe) from None
+
+    def orphans(self, before: WriterNumber) -> tuple[Handle, ...]:
+        """Data files of older writers that no manifest names."""
+        return tuple(
+            Handle(id=handle_id, sink=self._sink.name, rows=0, body={"file": name})
+            for handle_id, epoch, name in self._files_of_older(before)
+            if handle_id not in self._committed(epoch)
+        )
+
+    def abort(self, handle: Handle) -> None:
+        """Delete the file of an orphan. What has been renamed into the folder was decided, and is never touched."""
+        self._waiting(handle).unlink(missing_ok=True)
+
+    def _publish(self, epoch: Epoch, handles: tuple[Handle, ...]) -> None:
+        there = self._manifest(epoch)
+        if there is None and self._newest > self._version(epoch):
+            return  # an old driver repeats what is long over; its manifest was pruned
+        if there is None:
+            self._move(handles)
+            faults.reach("publish.renamed")
+            self._store.create(self._manifest_name(epoch), self._content(epoch, handles))
+            there = self._manifest(epoch)
+        if there is None or there["handle"] != _ids(handles):
+            raise self._ahead(epoch)
+        self._newest = max(self._newest, self._version(epoch))
+        self._prune()
+
+    def _move(self, handles: tuple[Handle, ...]) -> None:
+        """Rename into the folder. A rename happens once: a second driver, or a second try, finds nothing to move.
+
+        A file that is not there any more was moved: the vote saw it, and nobody else touches that folder. Whether it
+        is still where it went is the consumer's business. (With link and unlink a crash in between would show a file
+        again that the consumer had already read and deleted.)
+        """
+        if self._sink.visible == "manifest":
+            self._check_files(handles)
+            return
+        for handle in handles:
+            try:
+                self._waiting(handle).rename(self._folder / handle.body["file"])
+            except FileNotFoundError:
+                if not (self._folder / STAGED).is_dir():
+                    raise  # not moved, but unmounted or deleted as a whole
+        sync_folder(self._folder)
+        sync_folder(self._folder / STAGED)
+
+    def _check_files(self, handles: tuple[Handle, ...]) -> None:
+        lost = [h.body["file"] for h in handles if _size(self._waiting(h)) != h.body["bytes"]]
+        if lost:
+            raise OperatorNeeded(
+                "data_file_lost",
+                f"The data files {', '.join(lost)} of a decided epoch are missing or changed.",
+                next="Restore them from a copy of the folder, then start the job again.",
+            ).at(job=self._job, sink=self._sink.name)
+
+    def _prune(self) -> None:
+        if self._sink.visible == "rename":
+            generation, epoch = self._newest
+            for name in manifest_names(self._folder):
+                if version_of(name) < (generation, epoch - KEEP):
+                    self._store.delete(f"{MANIFESTS}/{name}")
+
+    def _write_file(self, epoch: Epoch, path: Path, rows: Rows) -> tuple[int, int, str]:
+        try:
+            with open(path, "xb") as file:
+                WRITE[self._sink.format](file, rows.schema, rows.batches())
+                file.flush()
+                os.fsync(file.fileno())
+            sync_folder(path.parent)
+            with open(path, "rb") as file:
+                total = hashlib.file_digest(file, "sha256").hexdigest()
+            return rows.count, path.stat().st_size, total
+        except (OSError, pa.ArrowException, ValueError, OverflowError) as error:
+            path.unlink(missing_ok=True)
+            if isinstance(error, OSError):
+                raise self._silent(EpochFailed, epoch, error) from None
+            raise EpochFailed(
+                "rows_refused",
+                f"Some rows cannot be written as {self._sink.format} ({type(error).__name__}).",
+                next="Cast the column that does not fit, or choose another format.",
+            ).at(job=self._job, epoch=epoch, sink=self._sink.name) from None
+
+    def _waiting(self, handle: Handle) -> Path:
+        """Where a file lies before its commit."""
+        return self._folder / (STAGED if self._sink.visible == "rename" else "") / str(handle.body["file"])
+
+    def _version(self, epoch: Epoch) -> tuple[int, int]:
+        return self.owner.generation, epoch
+
+    def _manifest_name(self, epoch: Epoch) -> str:
+        return f"{MANIFESTS}/{stem(self._version(epoch))}.json"
+
+    def _manifest(self, epoch: Epoch) -> dict[str, Any] | None:
+        return read_json(self._folder / self._manifest_name(epoch))
+
+    def _content(self, epoch: Epoch, handles: tuple[Handle, ...]) -> bytes:
+        """The same bytes, whoever writes them."""
+        return as_json(
+            {
+                "job": self._job,
+                "sink": self._sink.name,
+                "lineage": self.owner.lineage,
+                "generation": self.owner.generation,
+                "epoch": epoch,
+                "handle": _ids(handles),
+                "files": [
+                    {"name": h.body["file"], "rows": h.rows, "bytes": h.body["bytes"], "sum": h.body["sum"]}
+                    for h in handles
+                ],
+            }
+        )
+
+    def _files_of_older(self, before: WriterNumber) -> Iterator[tuple[str, Epoch, str]]:
+        folder = STAGED if self._sink.visible == "rename" else "."
+        for name in self._store.list(folder):
+            parts = name.partition(".")[0].rsplit("-", 3)
+            if len(parts) != 4 or parts[0] != self.owner.lineage[:8]:
+                continue
+            if parts[1].isdigit() and parts[2].isdigit() and int(parts[1]) < before:
+                yield "-".join(parts), Epoch(int(parts[2])), name
+
+    def _committed(self, epoch: Epoch) -> set[str]:
+        """Handles in the epoch's manifests: one, or several that were written plainly."""
+        mine = stem(self._version(epoch))
+        names = [name for name in manifest_names(self._folder) if name.startswith((f"{mine}.", f"{mine}-"))]
+        return {
+            handle
+            for name in names
+            for handle in (read_json(self._folder / MANIFESTS / name) or {"handle": ""})["handle"].split()
+        }
+
+    def _try_format(self, schema: pa.Schema) -> None:
+        twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
+        try:
+            WRITE[self._sink.format](BytesIO(), schema, iter(()))
+            problem = f"columns {', '.join(map(repr, twice))} come twice" if twice else ""
+        except (pa.ArrowException, ValueError) as error:
+            problem = f"{self._sink.format} cannot hold these types: {error}"
+        if problem or not schema.names:
+            raise self._refused(
+                "schema_does_not_fit",
+                f"The DataFrame cannot be written: {problem or 'it has no columns'}.",
+                "Select, cast or rename columns.",
+            )
+
+    def _refuse_owner(self, found: dict[str, Any], mine: dict[str, Any]) -> None:
+        if found.get("lineage") != mine["lineage"]:
+            raise self._refused(
+                "target_of_another_lineage",
+                f"The folder is written by job {found.get('job')!r}, lineage {found.get('lineage')}.",
+                f"Name a folder of its own. If the other checkpoint is gone for good: delete {self._folder / OWNER}.",
+            )
+        raise self._refused(
+            "target_of_another_sink",
+            f"The folder is written by sink {found.get('sink')!r} with visible={found.get('visible')!r}.",
+            "Give each sink a folder of its own, and keep how its files become visible.",
+        )
+
+    def _ahead(self, epoch: Epoch) -> FencepostError:
+        return OperatorNeeded(
+            "target_ahead",
+            "The folder has a manifest of this or a later epoch that the ledger does not know: ledger records were "
+            "lost, or the checkpoint is an old copy.",
+            next="Restore the checkpoint's newest copy. Going on would lose or double the rows in between.",
+            safe="Safe: the folder was not touched.",
+        ).at(job=self._job, epoch=epoch, sink=self._sink.name)
+
+    def _refused(self, code: str, what: str, next_: str) -> FencepostError:
+        return TargetRefused(code, what, next=next_, safe="Safe: nothing was written.").at(
+            job=self._job, sink=self._sink.name
+        )
+
+    def _silent(
+        self, kind: type[Retryable], epoch: Epoch | None, error: Exception, *, safe: str | None = None
+    ) -> FencepostError:
+        return kind(
+            "target_silent",
+            f"The folder cannot be read or written: {_reason(error)}.",
+            next="See that the disk works and has room, then start the job again.",
+            safe=safe,
+        ).at(job=self._job, epoch=epoch, sink=self._sink.name)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return -1
+
+
+def _ids(handles: tuple[Handle, ...]) -> str:
+    return " ".join(handle.id for handle in handles)
+
+
+def _reason(error: Exception) -> str:
+    """The system's words without the file name."""
+    return (error.strerror if isinstance(error, OSError) else None) or type(error).__name__

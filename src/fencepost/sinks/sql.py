@@ -1,0 +1,334 @@
+"""What apply sinks on SQL databases have in common: one transaction that holds the rows and the epoch row.
+
+    vote      BEGIN · read the epoch row · apply the rows · set the epoch row · stay open
+    commit    COMMIT                                                        this process voted
+              BEGIN · read the epoch row · there? done : apply · COMMIT     a crash lies between
+
+The epoch row is the target's own memory of what it holds. Never answers from anything else: not from a variable, not
+from an error code of COMMIT.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from fencepost import faults
+from fencepost.errors import EpochFailed, OperatorNeeded, Retryable, TargetRefused
+from fencepost.protocol.effects import Outcome
+from fencepost.protocol.records import Epoch, Handle, WriterNumber
+from fencepost.rows import Rows
+from fencepost.sinks.contract import Owner, Session
+
+EPOCH_TABLE = "fencepost_epoch"
+"""job, sink, lineage, generation, epoch, handle, writer; key (job, sink)."""
+TARGET_TABLE = "fencepost_target"
+"""id: one row, the target's identity."""
+
+
+class Silent(Exception):
+    """The target does not answer now: locked, full, unreachable. Says nothing about what it holds."""
+
+
+class RowsRefused(Exception):
+    """The target answered, and does not take the rows. The text names constraints and columns, never a value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """The epoch row: the newest epoch that the target holds of one sink of one job."""
+
+    lineage: str
+    generation: int
+    epoch: int
+    handle: str
+    writer: int
+    """For people."""
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """Epoch numbers start again after a restore; alone they are never compared."""
+        return self.generation, self.epoch
+
+
+@dataclass(slots=True)
+class Held:
+    """The open transaction of a vote, and what is in it."""
+
+    writer: WriterNumber
+    epoch: Epoch
+    handles: dict[str, str] = field(default_factory=dict)
+
+
+class Database(ABC):
+    """One connection to the target with at most one open transaction; the part that each product does differently.
+
+    Every method raises `Silent` or `RowsRefused` and never a driver's own error: those may quote a row.
+    """
+
+    held: Held | None = None
+
+    @abstractmethod
+    def begin(self, *, patient: bool) -> None:
+        """Connect if need be and open a transaction that no other writer of the epoch row can pass."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """COMMIT. An error of it is `Silent`: whether it happened is unknown."""
+
+    @abstractmethod
+    def undo(self) -> None:
+        """ROLLBACK, if anything is open. Must not raise."""
+
+    @abstractmethod
+    def drop(self) -> None:
+        """Throw the connection away, so that the next question goes to the target. Must not raise."""
+
+    @abstractmethod
+    def mark(self, job: str, sink: str) -> Mark | None:
+        """Read the epoch row, inside the transaction."""
+
+    @abstractmethod
+    def set_mark(self, job: str, sink: str, mark: Mark) -> None:
+        """Write the epoch row, inside the transaction."""
+
+
+class SqlSession(Session):
+    """An apply sink with an epoch row. A product's session adds `preflight` and `apply`."""
+
+    def __init__(self, job: str, sink: str, database: Database) -> None:
+        self.job = job
+        self.sink = sink
+        self.database = database
+        self._owner: Owner | None = None
+
+    @abstractmethod
+    def apply(self, rows: Rows) -> None:
+        """Write the rows inside the open transaction, in their order."""
+
+    @property
+    def owner(self) -> Owner:
+        """Who we are; known once recovery took over."""
+        assert self._owner is not None, "open() comes first"
+        return self._owner
+
+    def open(self, owner: Owner) -> None:
+        """Let go of what an older writer in this process holds; refuse a target of another lineage."""
+        self._owner = owner
+        found = None
+        try:
+            self._begin(patient=True)
+            found = self.database.mark(self.job, self.sink)
+        except (Silent, RowsRefused) as error:
+            raise Retryable(
+                "target_silent",
+                f"The target does not answer: {error}.",
+                next="See that the target works and who holds its lock, then start the job again.",
+                safe="Safe: nothing was written.",
+            ).at(job=self.job, sink=self.sink) from None
+        finally:
+            self._let_go()
+        if found is not None and self._is_foreign(found):
+            raise self._another_lineage(found)
+
+    def pre_commit(self, epoch: Epoch, rows: Rows) -> Handle | None:
+        """The rows are staged already; name them."""
+        # An earlier attempt of this epoch may have voted and failed elsewhere: its rows must not ride along.
+        self._let_go()
+        count = rows.count
+        if not count:
+            return None
+        assert rows.kept, "an apply sink declares keeps_rows"
+        return Handle(id=self.owner.handle_id(epoch), sink=self.sink, rows=count, kept=rows.kept)
+
+    def verify(self, epoch: Epoch, handles: tuple[Handle, ...]) -> tuple[str, ...]:
+        """Vote by doing the work: whatever the target will not take, it refuses here, before the decision."""
+        try:
+            self._join(epoch)
+            found = self.database.mark(self.job, self.sink)
+            if found is not None:
+                self._check_before_vote(found, epoch)
+            for handle in handles:
+                self.apply(self.owner.staging.rows(handle.kept, self.sink))
+            faults.reach("vote.during")
+            self._set_mark(epoch, handles)
+        except RowsRefused as error:
+            self.rollback()
+            raise EpochFailed(
+                "rows_refused",
+                f"The target refused rows: {error}.",
+                next="Mend the table or the rows; the epoch runs again from the same positions.",
+            ).at(job=self.job, epoch=epoch, sink=self.sink) from None
+        except Silent as error:
+            self.rollback()
+            raise self._not_written(epoch, error) from None
+        except BaseException:
+            self.rollback()
+            raise
+        assert self.database.held is not None
+        self.database.held.handles[self.sink] = _ids(handles)
+        return ()
+
+    def commit(self, epoch: Epoch, handles: tuple[Handle, ...]) -> Mapping[str, Outcome]:
+        """COMMIT what the vote left open; after a crash ask the epoch row, and apply again what is not there."""
+        try:
+            if self._voted(epoch, handles):
+                self._end()
+            else:
+                self._finish(epoch, handles)
+            outcome = Outcome.DONE
+        except Silent:
+            # Also an error of COMMIT itself: only a new connection can tell whether it happened.
+            self._drop()
+            outcome = Outcome.IN_DOUBT
+        return {handle.id: outcome for handle in handles}
+
+    def write(self, epoch: Epoch, rows: Rows) -> None:
+        """All rows in one transaction, no epoch row: repeated, they are there twice (unless they have a key)."""
+        try:
+            self._begin(patient=True)
+            self.apply(rows)
+            self._end()
+        except RowsRefused as error:
+            self._let_go()
+            raise EpochFailed(
+                "rows_refused",
+                f"The target refused rows: {error}.",
+                next="Mend the table or the rows, then start the job again.",
+            ).at(job=self.job, epoch=epoch, sink=self.sink) from None
+        except Silent as error:
+            self._drop()
+            raise self._not_written(epoch, error, safe="The epoch's rows may or may not be in the target.") from None
+        except BaseException:
+            self._let_go()
+            raise
+
+    def rollback(self) -> None:
+        """Undo the vote."""
+        self._let_go()
+
+    def _join(self, epoch: Epoch) -> None:
+        """Be in the vote's transaction: a new one, or that of another sink of this job in the same database.
+
+        Two sinks of a job may lie in one database that has a single write lock. With a transaction each, the second
+        vote would wait for the first one's end for ever.
+        """
+        held = self.database.held
+        if held is None or (held.writer, held.epoch) != (self.owner.writer, epoch) or self.sink in held.handles:
+            self._begin(patient=True)
+            self.database.held = Held(self.owner.writer, epoch)
+
+    def _voted(self, epoch: Epoch, handles: tuple[Handle, ...]) -> bool:
+        held = self.database.held
+        if held is None or (held.writer, held.epoch) != (self.owner.writer, epoch):
+            return False
+        return held.handles.get(self.sink) == _ids(handles)
+
+    def _finish(self, epoch: Epoch, handles: tuple[Handle, ...]) -> None:
+        self._begin(patient=False)
+        try:
+            found = self.database.mark(self.job, self.sink)
+            if found is not None and self._is_there(found, epoch, handles):
+                return
+            for handle in handles:
+                self.apply(self.owner.staging.rows_again(handle))
+            self._set_mark(epoch, handles)
+            self._end()
+        except RowsRefused as error:
+            raise OperatorNeeded(
+                "apply_refused",
+                f"The target refuses rows of a decided epoch: {error}. It was changed since the vote, or lost data.",
+                next="Mend the target so that it takes the rows again (they are kept), then start the job.",
+            ).at(job=self.job, epoch=epoch, sink=self.sink) from None
+        finally:
+            self._let_go()
+
+    def _is_there(self, found: Mark, epoch: Epoch, handles: tuple[Handle, ...]) -> bool:
+        """Is the decided epoch in the target? An older driver may ask about one that is long over: yes."""
+        if self._is_foreign(found):
+            raise OperatorNeeded(
+                "target_of_another_lineage",
+                f"The target was taken by lineage {found.lineage} before a decided epoch was in it.",
+                next="Give the other job a target (or a job name) of its own, restore this one, then start the job.",
+            ).at(job=self.job, epoch=epoch, sink=self.sink)
+        mine = (self.owner.generation, epoch)
+        if found.version == mine and found.handle != _ids(handles):
+            raise self._ahead(found, epoch)
+        return found.version >= mine
+
+    def _check_before_vote(self, found: Mark, epoch: Epoch) -> None:
+        """Nothing of an undecided epoch can be in the target: if it is, the ledger lost a record.
+
+        The mistake people make: taking "already there" for done. The epoch may have another range now; skipping it
+        would lose the difference.
+        """
+        if self._is_foreign(found):
+            raise self._another_lineage(found).at(epoch=epoch)
+        if found.version >= (self.owner.generation, epoch):
+            raise self._ahead(found, epoch)
+
+    def _is_foreign(self, found: Mark) -> bool:
+        return found.lineage != self.owner.lineage and found.lineage not in self.owner.ancestors
+
+    def _set_mark(self, epoch: Epoch, handles: tuple[Handle, ...]) -> None:
+        mark = Mark(self.owner.lineage, self.owner.generation, epoch, _ids(handles), self.owner.writer)
+        self.database.set_mark(self.job, self.sink, mark)
+
+    def _end(self) -> None:
+        self.database.end()
+        self.database.held = None
+
+    def _begin(self, *, patient: bool) -> None:
+        self._let_go()
+        if self.database.held is not None:
+            raise Silent("a newer writer in this process holds the transaction")
+        self.database.begin(patient=patient)
+
+    def _let_go(self) -> None:
+        """Undo what is open, unless a newer writer in this process opened it."""
+        held = self.database.held
+        if held is None or self._owner is None or held.writer <= self._owner.writer:
+            self.database.held = None
+            self.database.undo()
+
+    def _drop(self) -> None:
+        self._let_go()
+        if self.database.held is None:
+            self.database.drop()
+
+    def _another_lineage(self, found: Mark) -> TargetRefused:
+        error = TargetRefused(
+            "target_of_another_lineage",
+            f"The target holds epochs of lineage {found.lineage} under the same job and sink name.",
+            next=f"Give this job another name or a target of its own. If the other checkpoint is gone for good and its "
+            f"rows may stay: DELETE FROM {EPOCH_TABLE} for this job and sink.",
+            safe="Safe: nothing was written to the target.",
+        )
+        error.at(job=self.job, sink=self.sink)
+        return error
+
+    def _ahead(self, found: Mark, epoch: Epoch) -> OperatorNeeded:
+        error = OperatorNeeded(
+            "target_ahead",
+            f"The target holds generation {found.generation}, epoch {found.epoch} (handle {found.handle}), which the "
+            "ledger does not know: ledger records were lost, or the checkpoint is an old copy.",
+            next="Restore the checkpoint's newest copy. Going on would lose or double the rows in between.",
+            safe="Safe: the target was not touched.",
+        )
+        error.at(job=self.job, epoch=epoch, sink=self.sink)
+        return error
+
+    def _not_written(self, epoch: Epoch, error: Silent, safe: str | None = None) -> EpochFailed:
+        failed = EpochFailed(
+            "target_silent",
+            f"The target did not take the rows: {error}.",
+            next="See that the target works and who holds its lock; the epoch runs again.",
+            safe=safe,
+        )
+        failed.at(job=self.job, epoch=epoch, sink=self.sink)
+        return failed
+
+
+def _ids(handles: tuple[Handle, ...]) -> str:
+    return " ".join(handle.id for handle in handles)

@@ -1,0 +1,431 @@
+"""Test a sink of your own: the suite that every sink of fencepost passes.
+
+    class TestMySink(SinkContract):
+        def make_sink(self, tmp_path):
+            return MySink(tmp_path / "target")
+
+        def visible(self, tmp_path):
+            return my_reader(tmp_path / "target")      # a list of (k, v), read without the sink's help
+
+Run it with pytest. What a sink does not claim in its capabilities is skipped, not failed.
+
+The mistake people make: letting `visible` ask the sink. A sink that lies would lie here too.
+"""
+
+# ruff: noqa: D102, PT017, SIM300 - a test's name is its sentence; expected == actual; pytest is not imported here
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pyarrow as pa
+
+from fencepost.errors import FencepostError, OperatorNeeded, Refused
+from fencepost.protocol.effects import Outcome
+from fencepost.protocol.records import Epoch, Handle, WriterNumber
+from fencepost.rows import Rows, Staging
+from fencepost.sinks.contract import OutputMode, Owner, Session, Sink
+
+__all__ = ["Driver", "SinkContract", "rows_of"]
+
+LINEAGE = "aaaaaaaa-0000-4000-8000-000000000001"
+ANOTHER = "bbbbbbbb-0000-4000-8000-000000000002"
+
+
+class Driver:
+    """One start of a driver, without Spark: a session that is open, and rows staged for it.
+
+    Staged rows of one lineage lie in one folder, as in a checkpoint: a second driver finds those of the first.
+    """
+
+    def __init__(
+        self,
+        sink: Sink,
+        folder: Path,
+        *,
+        writer: int = 1,
+        lineage: str = LINEAGE,
+        generation: int = 0,
+        ancestors: Iterable[str] = (),
+        job: str = "job",
+    ) -> None:
+        self.sink = sink
+        self.session: Session = sink.session(job)
+        self.owner = Owner(
+            job=job,
+            lineage=lineage,
+            generation=generation,
+            writer=WriterNumber(writer),
+            staging=Staging(folder / "checkpoint" / lineage / "staged"),
+            ancestors=frozenset(ancestors),
+        )
+
+    def start(self, schema: pa.Schema, mode: OutputMode = "append") -> str:
+        """Preflight and take over; the target's identity."""
+        identity = self.session.preflight(schema, mode)
+        self.session.open(self.owner)
+        return identity
+
+    def rows(self, epoch: int, table: pa.Table) -> Rows:
+        """Stage a table as the engine would."""
+        staging = self.owner.staging
+        kept = staging.stage(self.owner.writer, Epoch(epoch), table, durable=True)
+        return staging.rows(kept, self.sink.name)
+
+    def pre_commit(self, epoch: int, table: pa.Table) -> Handle:
+        """Stage and pre-commit rows; there must be some."""
+        handle = self.session.pre_commit(Epoch(epoch), self.rows(epoch, table))
+        assert handle is not None, "rows were there, and pre_commit gave no handle"
+        return handle
+
+    def vote(self, epoch: int, handle: Handle) -> tuple[str, ...]:
+        """The sink's vote on one handle."""
+        return self.session.verify(Epoch(epoch), (handle,))
+
+    def commit(self, epoch: int, handle: Handle) -> Outcome:
+        """What the sink says about one handle."""
+        return self.session.commit(Epoch(epoch), (handle,))[handle.id]
+
+    def run(self, epoch: int, table: pa.Table) -> Handle:
+        """A whole epoch without a failure."""
+        handle = self.pre_commit(epoch, table)
+        assert self.vote(epoch, handle) == (), "the vote failed without a reason"
+        assert self.commit(epoch, handle) is Outcome.DONE, "the commit was not done without a reason"
+        return handle
+
+
+def rows_of(table: pa.Table) -> list[tuple[Any, ...]]:
+    """A table as sorted tuples, to compare with what a reader sees."""
+    return sorted(zip(*(column.to_pylist() for column in table.columns), strict=True))
+
+
+class SinkContract:
+    """What every sink promises. Derive, say how to make the sink and how to look at its target, run with pytest."""
+
+    remembers_owner = True
+    """The target knows whose epochs it holds, and refuses another lineage."""
+    has_identity = True
+    """The target can be told from another one of the same name."""
+    lists_orphans = False
+    """`orphans` finds what older writers left."""
+
+    def make_sink(self, tmp_path: Path) -> Sink:
+        """The sink, on a target under `tmp_path`; the same target for the same path."""
+        raise NotImplementedError
+
+    def visible(self, tmp_path: Path) -> list[tuple[Any, ...]]:
+        """The rows that a reader sees, as tuples (k, v)."""
+        raise NotImplementedError
+
+    def table(self, epoch: int, rows: int = 3) -> pa.Table:
+        """Rows of an epoch, each of them once: text `k` (the key, if the sink has one) and integer `v`."""
+        return pa.table({"k": [f"value-{epoch}-{i}" for i in range(rows)], "v": list(range(rows))})
+
+    def refused_table(self) -> pa.Table | None:
+        """Rows that fit the columns and that the target refuses; None if it takes everything."""
+        return None
+
+    def misfit(self) -> pa.Schema | None:
+        """Columns that the target, once it holds `table()`, refuses; None if it takes everything."""
+        return None
+
+    def silence(self, tmp_path: Path) -> AbstractContextManager[object] | None:
+        """Inside it the target does not answer, or its lock is held; None if that cannot be arranged."""
+        return None
+
+    def setup_method(self) -> None:
+        """Called by pytest."""
+        self._drivers: list[Driver] = []
+
+    def teardown_method(self) -> None:
+        """Called by pytest."""
+        for driver in self._drivers:
+            driver.session.close()
+
+    # --- visible exactly once
+
+    def test_nothing_is_visible_before_the_commit(self, tmp_path: Path) -> None:
+        driver = self._driver(tmp_path)
+        handle = driver.pre_commit(0, self.table(0))
+        assert [] == self._seen(tmp_path)
+        driver.vote(0, handle)
+        assert [] == self._seen(tmp_path)
+        driver.session.rollback()
+
+    def test_a_commit_makes_every_row_visible_once(self, tmp_path: Path) -> None:
+        driver = self._driver(tmp_path)
+        driver.run(0, self.table(0))
+        driver.run(1, self.table(1))
+        assert sorted(rows_of(self.table(0)) + rows_of(self.table(1))) == self._seen(tmp_path)
+
+    def test_a_commit_repeated_in_the_same_session_changes_nothing(self, tmp_path: Path) -> None:
+        self._needs_repeatable(tmp_path)
+        driver = self._driver(tmp_path)
+        handle = driver.run(0, self.table(0))
+        assert Outcome.DONE == driver.commit(0, handle)
+        assert rows_of(self.table(0)) == self._seen(tmp_path)
+
+    def test_a_commit_repeated_in_a_fresh_session_changes_nothing(self, tmp_path: Path) -> None:
+        self._needs_repeatable(tmp_path)
+        first = self._driver(tmp_path)
+        handle = first.run(0, self.table(0))
+        first.session.close()
+        second = self._driver(tmp_path, writer=2)
+        assert Outcome.DONE == second.commit(0, handle)
+        assert rows_of(self.table(0)) == self._seen(tmp_path)
+
+    def test_a_second_driver_commits_what_the_first_left_when_it_vanished(self, tmp_path: Path) -> None:
+        first = self._driver(tmp_path)
+        handle = first.pre_commit(0, self.table(0))
+        first.vote(0, handle)
+        second = self._driver(tmp_path, writer=2)
+        assert Outcome.DONE == second.commit(0, handle)
+        assert rows_of(self.table(0)) == self._seen(tmp_path)
+        second.run(1, self.table(1))
+        assert sorted(rows_of(self.table(0)) + rows_of(self.table(1))) == self._seen(tmp_path)
+
+    def test_the_first_driver_wakes_up_and_repeats_the_commit_in_vain(self, tmp_path: Path) -> None:
+        self._needs_repeatable(tmp_path)
+        first = self._driver(tmp_path)
+        handle = first.pre_commit(0, self.table(0))
+        first.vote(0, handle)
+        second = self._driver(tmp_path, writer=2)
+        second.commit(0, handle)
+        second.run(1, self.table(1))
+        assert first.commit(0, handle) is not Outcome.GONE
+        first.session.rollback()
+        second.run(2, self.table(2))
+        assert sorted(row for n in range(3) for row in rows_of(self.table(n))) == self._seen(tmp_path)
+
+    def test_an_older_epoch_committed_again_changes_nothing(self, tmp_path: Path) -> None:
+        self._needs_repeatable(tmp_path)
+        driver = self._driver(tmp_path)
+        handles = [driver.run(epoch, self.table(epoch)) for epoch in range(6)]
+        seen = self._seen(tmp_path)
+        assert Outcome.DONE == driver.commit(0, handles[0])
+        driver.session.close()
+        later = self._driver(tmp_path, writer=2)
+        assert Outcome.DONE == later.commit(1, handles[1])
+        assert seen == self._seen(tmp_path)
+
+    # --- what fails before the decision leaves nothing
+
+    def test_a_failed_vote_leaves_nothing_and_quotes_no_value(self, tmp_path: Path) -> None:
+        table = self.refused_table()
+        if table is None:
+            self._skip("the target refuses no rows")
+        driver = self._driver(tmp_path)
+        try:
+            dead = driver.vote(0, driver.pre_commit(0, table))
+        except FencepostError as error:
+            assert not self._quoted(table, str(error)), "the error quotes a row's value"
+        else:
+            assert dead, "the target refuses these rows, and the vote did not say so"
+        driver.session.rollback()
+        assert [] == self._seen(tmp_path)
+        driver.run(0, self.table(0))
+        assert rows_of(self.table(0)) == self._seen(tmp_path)
+
+    def test_a_rollback_leaves_nothing(self, tmp_path: Path) -> None:
+        driver = self._driver(tmp_path)
+        driver.vote(0, driver.pre_commit(0, self.table(0)))
+        driver.session.rollback()
+        assert [] == self._seen(tmp_path)
+        driver.run(0, self.table(1))
+        assert rows_of(self.table(1)) == self._seen(tmp_path)
+
+    def test_rows_of_a_failed_attempt_do_not_ride_along_with_the_next(self, tmp_path: Path) -> None:
+        driver = self._driver(tmp_path)
+        driver.vote(0, driver.pre_commit(0, self.table(0)))
+        driver.run(0, self.table(1))
+        assert rows_of(self.table(1)) == self._seen(tmp_path)
+
+    def test_an_aborted_orphan_never_becomes_visible(self, tmp_path: Path) -> None:
+        first = self._driver(tmp_path)
+        orphan = first.pre_commit(0, self.table(0))
+        second = self._driver(tmp_path, writer=2)
+        found = second.session.orphans(WriterNumber(2))
+        if self.lists_orphans:
+            assert [orphan.id] == [handle.id for handle in found]
+        for handle in found:
+            second.session.abort(handle)
+            second.session.abort(handle)
+        assert () == second.session.orphans(WriterNumber(2))
+        assert [] == self._seen(tmp_path)
+        second.run(0, self.table(1))
+        assert rows_of(self.table(1)) == self._seen(tmp_path)
+
+    def test_orphans_are_those_of_older_writers_only(self, tmp_path: Path) -> None:
+        driver = self._driver(tmp_path, writer=3)
+        handle = driver.pre_commit(0, self.table(0))
+        for before in (1, 3):
+            for found in driver.session.orphans(WriterNumber(before)):
+                driver.session.abort(found)
+        assert () == driver.vote(0, handle), "a unit of an equal or newer writer was taken for an orphan"
+        assert Outcome.DONE == driver.commit(0, handle)
+        assert rows_of(self.table(0)) == self._seen(tmp_path)
+
+    def test_a_committed_unit_is_no_orphan(self, tmp_path: Path) -> None:
+        driver = self._driver(tmp_path)
+        driver.run(0, self.table(0))
+        driver.session.close()
+        later = self._driver(tmp_path, writer=2)
+        assert () == later.session.orphans(WriterNumber(2))
+
+    # --- handles
+
+    def test_an_epoch_without_rows_gives_no_handle(self, tmp_path: Path) -> None:
+        driver = self._driver(tmp_path)
+        rows = driver.owner.staging.rows((), driver.sink.name)
+        assert driver.session.pre_commit(Epoch(0), rows) is None
+        assert [] == self._seen(tmp_path)
+
+    def test_a_handle_is_json_and_holds_no_value(self, tmp_path: Path) -> None:
+        driver = self._driver(tmp_path)
+        handle = driver.pre_commit(0, self.table(0))
+        text = json.dumps(asdict(handle))
+        assert not self._quoted(self.table(0), text), "the handle holds a row's value"
+        assert (driver.sink.name, 3) == (handle.sink, handle.rows)
+        assert handle.id != driver.pre_commit(0, self.table(0)).id, "two attempts got the same handle id"
+        assert bool(handle.kept) == driver.sink.capabilities.keeps_rows
+        driver.session.rollback()
+
+    # --- the target
+
+    def test_the_identity_is_the_same_at_every_start_and_another_for_a_new_target(self, tmp_path: Path) -> None:
+        if not self.has_identity:
+            self._skip("the target has no identity")
+        identities = []
+        for folder in (tmp_path / "one", tmp_path / "one", tmp_path / "two"):
+            folder.mkdir(exist_ok=True)
+            driver = self._unstarted(folder)
+            identities.append(driver.start(self.table(0).schema))
+            driver.session.close()
+        assert identities[0] == identities[1]
+        assert identities[0] != identities[2]
+
+    def test_a_second_lineage_is_refused(self, tmp_path: Path) -> None:
+        self._needs_owner()
+        driver = self._driver(tmp_path)
+        driver.run(0, self.table(0))
+        driver.session.close()
+        other = self._unstarted(tmp_path, lineage=ANOTHER)
+        assert self._is_refused(lambda: other.start(self.table(0).schema)), "another lineage was let in"
+        assert rows_of(self.table(0)) == self._seen(tmp_path)
+
+    def test_a_restored_lineage_goes_on_in_its_ancestors_target(self, tmp_path: Path) -> None:
+        driver = self._driver(tmp_path)
+        driver.run(7, self.table(0))
+        driver.session.close()
+        child = self._unstarted(tmp_path, lineage=ANOTHER, generation=1, ancestors=[LINEAGE])
+        child.start(self.table(0).schema)
+        child.run(3, self.table(1))
+        assert sorted(rows_of(self.table(0)) + rows_of(self.table(1))) == self._seen(tmp_path)
+
+    def test_a_target_that_holds_an_epoch_unknown_to_the_ledger_needs_an_operator(self, tmp_path: Path) -> None:
+        self._needs_owner()
+        driver = self._driver(tmp_path)
+        driver.run(0, self.table(0))
+        driver.session.close()
+        amnesiac = self._driver(tmp_path, writer=2)
+        handle = amnesiac.pre_commit(0, self.table(1))
+        for step in (amnesiac.vote, amnesiac.commit):
+            try:
+                step(0, handle)
+            except OperatorNeeded:
+                amnesiac.session.rollback()
+            else:
+                raise AssertionError(f"{step.__name__} took an epoch with other rows for the one that is there")
+        assert rows_of(self.table(0)) == self._seen(tmp_path)
+
+    def test_columns_that_do_not_fit_are_refused_before_any_row(self, tmp_path: Path) -> None:
+        schema = self.misfit()
+        if schema is None:
+            self._skip("the target takes any columns")
+        driver = self._driver(tmp_path)
+        driver.session.close()
+        other = self._unstarted(tmp_path, writer=2)
+        assert self._is_refused(lambda: other.start(schema)), "columns that do not fit were let in"
+
+    def test_a_silent_target_is_in_doubt_and_done_once_it_answers(self, tmp_path: Path) -> None:
+        first = self._driver(tmp_path)
+        handle = first.pre_commit(0, self.table(0))
+        first.vote(0, handle)
+        first.session.rollback()
+        silence = self.silence(tmp_path)
+        if silence is None:
+            self._skip("the target cannot be silenced")
+        with silence:
+            assert Outcome.IN_DOUBT == first.commit(0, handle)
+        assert Outcome.DONE == first.commit(0, handle)
+        assert rows_of(self.table(0)) == self._seen(tmp_path)
+
+    # --- the rest
+
+    def test_in_update_mode_a_later_row_replaces_an_earlier_one(self, tmp_path: Path) -> None:
+        if "update" not in self.make_sink(tmp_path).capabilities.modes:
+            self._skip("the sink does not take output mode update")
+        driver = self._unstarted(tmp_path)
+        driver.start(self.table(0).schema, "update")
+        driver.run(0, self.table(0))
+        newer = self.table(0).set_column(1, "v", [[7, 8, 9]])
+        driver.run(1, newer)
+        assert rows_of(newer) == self._seen(tmp_path)
+
+    def test_a_plain_write_is_visible_at_once(self, tmp_path: Path) -> None:
+        driver = self._driver(tmp_path)
+        driver.session.write(Epoch(0), driver.rows(0, self.table(0)))
+        assert rows_of(self.table(0)) == self._seen(tmp_path)
+        driver.session.write(Epoch(1), driver.owner.staging.rows((), driver.sink.name))
+        assert rows_of(self.table(0)) == self._seen(tmp_path)
+
+    def test_rollback_and_close_never_raise(self, tmp_path: Path) -> None:
+        unopened = self.make_sink(tmp_path).session("job")
+        unopened.rollback()
+        unopened.close()
+        driver = self._driver(tmp_path)
+        for _ in range(2):
+            driver.session.rollback()
+            driver.session.close()
+
+    def _driver(self, tmp_path: Path, *, writer: int = 1) -> Driver:
+        driver = self._unstarted(tmp_path, writer=writer)
+        driver.start(self.table(0).schema)
+        return driver
+
+    def _unstarted(self, tmp_path: Path, **owner: Any) -> Driver:
+        driver = Driver(self.make_sink(tmp_path), tmp_path, **owner)
+        self._drivers.append(driver)
+        return driver
+
+    def _seen(self, tmp_path: Path) -> list[tuple[Any, ...]]:
+        return sorted(self.visible(tmp_path))
+
+    def _quoted(self, table: pa.Table, text: str) -> list[str]:
+        values = {value for column in table.columns for value in column.to_pylist() if isinstance(value, str)}
+        return [value for value in values if value in text]
+
+    def _is_refused(self, step: Any) -> bool:
+        try:
+            step()
+        except Refused:
+            return True
+        return False
+
+    def _needs_owner(self) -> None:
+        if not self.remembers_owner:
+            self._skip("the target does not know its owner")
+
+    def _needs_repeatable(self, tmp_path: Path) -> None:
+        if not self.make_sink(tmp_path).capabilities.repeatable:
+            self._skip("the sink's commits are not repeatable")
+
+    def _skip(self, why: str) -> NoReturn:
+        import pytest  # noqa: PLC0415 - only who runs the suite needs it
+
+        pytest.skip(why)

@@ -1,0 +1,124 @@
+"""Runs the stand-in job in child processes that are really killed, stopped and woken."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+
+from fencepost import faults
+from fencepost.errors import Fenced, FencepostError
+from fencepost.guarantee import Guarantee
+from fencepost.prove import exactly
+from fencepost.prove.stand_in import StandIn
+from fencepost.prove.targets import TARGETS
+
+NUMBERS = tuple(range(1, 24, 2))
+PER_EPOCH = 4
+FENCED = 3
+FAILED = 4
+PATIENCE_S = 30
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A checkpoint and its targets in one folder."""
+
+    folder: Path
+    targets: tuple[str, ...]
+    keep: int = 100
+    guarantee: Guarantee = Guarantee.EXACTLY_ONCE
+    numbers: tuple[int, ...] = NUMBERS
+
+    def job(self) -> StandIn:
+        """A fresh job object, as a new process would make it."""
+        sinks = [TARGETS[name].sink(self.folder) for name in self.targets]
+        return StandIn(
+            checkpoint=self.folder / "checkpoint",
+            numbers=self.numbers,
+            per_epoch=PER_EPOCH,
+            sinks={sink.name: sink for sink in sinks},
+            guarantee=self.guarantee,
+            keep=self.keep,
+        )
+
+    def start(self, fault: str = "", log: Path | None = None) -> int:
+        """Run the job in a child; return its pid. A fork, not a new interpreter: imports are paid once."""
+        pid = os.fork()
+        if pid:
+            return pid
+        code = FAILED
+        try:
+            environment = {faults.ARM: fault}
+            if log is not None:
+                environment[faults.LOG] = str(log)
+            faults.arm(environment)
+            self.job().run()
+            code = 0
+        except Fenced:
+            code = FENCED
+        except FencepostError as error:
+            (self.folder / "error").write_text(str(error))
+        except BaseException:
+            (self.folder / "error").write_text(traceback.format_exc())
+        finally:
+            os._exit(code)
+
+    def run(self, fault: str = "", log: Path | None = None) -> int:
+        """Run the job to its end: an exit code, or minus the signal that killed it."""
+        return wait(self.start(fault, log))
+
+    def places(self) -> list[str]:
+        """For the checker."""
+        return [TARGETS[name].place(self.folder) for name in self.targets]
+
+    def verdict(self) -> dict[str, dict[str, int]]:
+        """What readers of every target see, against the source."""
+        wanted = exactly.expected(list(self.numbers))
+        return {place: exactly.compare(wanted, exactly.seen(place)) for place in self.places()}
+
+    def is_exact(self) -> bool:
+        """Every record once in every target."""
+        return all(not any(found.values()) for found in self.verdict().values())
+
+    def writers(self) -> int:
+        """How many drivers took over so far."""
+        records = (self.folder / "checkpoint").glob("fencepost/*/ledger/*.json")
+        return sum('"kind":"writer"' in path.read_text() for path in records)
+
+    def leftovers(self) -> list[str]:
+        """Staged files and open transactions after a clean end."""
+        staged = (self.folder / "checkpoint").glob("fencepost/*/staged/*/*")
+        return [str(path) for path in (*staged, *self.folder.glob("box/open/*"), *self.folder.glob("*/_fencepost/staged/*"))]
+
+
+def wait(pid: int) -> int:
+    """The end of a child, within bounds."""
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if found:
+            return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+        time.sleep(0.002)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    raise AssertionError("the child did not end")
+
+
+def wait_until_stopped(pid: int) -> bool:
+    """True when the child stopped itself, False when it ended without ever getting there."""
+    _, status = os.waitpid(pid, os.WUNTRACED)
+    return os.WIFSTOPPED(status)
+
+
+def check_by_path(scene: Scene) -> int:
+    """The checker as a process of its own that does not import fencepost."""
+    numbers = scene.folder / "numbers.txt"
+    numbers.write_text(" ".join(map(str, scene.numbers)))
+    command = [sys.executable, str(exactly.__file__), str(numbers), *scene.places()]
+    return subprocess.run(command, check=False, capture_output=True).returncode

@@ -1,0 +1,128 @@
+"""Every crash point × every sink, with a real SIGKILL and real files, on the stand-in engine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from killing import FENCED, Scene, check_by_path, wait, wait_until_stopped
+
+from fencepost.guarantee import Guarantee
+from fencepost.prove.targets import TARGETS, Box
+
+SETS = [*((name,) for name in TARGETS), ("box", "sqlite", "files")]
+
+
+def points_of(scene: Scene) -> dict[str, int]:
+    """The points that a run and its recovery pass, each with the visit at which to kill: the second, if there is one."""
+    seen: Counter[str] = Counter()
+    for fault, code in (("commit.before=kill@2", -signal.SIGKILL), ("", 0)):
+        log = scene.folder / f"points{code}"
+        assert code == scene.run(fault, log)
+        seen |= Counter(log.read_text().split())
+    return {point: min(2, count) for point, count in seen.items()}
+
+
+def fresh(folder: Path, targets: tuple[str, ...], number: int, **settings: object) -> Scene:
+    """A scene in a folder of its own."""
+    place = folder / str(number)
+    place.mkdir()
+    return Scene(place, targets, **settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("targets", SETS, ids="+".join)
+def test_a_kill_at_any_point_loses_and_doubles_nothing(tmp_path: Path, targets: tuple[str, ...]) -> None:
+    """Every point is killed; then a new process starts and an independent reader looks."""
+    points = points_of(fresh(tmp_path, targets, 0, keep=2))
+    wrong, hit = {}, set()
+    for number, (point, visit) in enumerate(points.items(), start=1):
+        scene = fresh(tmp_path, targets, number, keep=2)
+        if point.startswith("recover"):
+            scene.run("commit.before=kill@2")
+        if scene.run(f"{point}=kill@{visit}") == -signal.SIGKILL:
+            hit.add(point)
+        ended = scene.run()
+        if ended != 0 or not scene.is_exact() or scene.leftovers():
+            wrong[f"{point}@{visit}"] = (ended, scene.verdict(), scene.leftovers())
+    assert {} == wrong
+    assert set(points) == hit
+
+
+@pytest.mark.parametrize("targets", [("sqlite",), ("files",), ("box", "sqlite")], ids="+".join)
+def test_a_driver_that_sleeps_while_another_takes_over_is_fenced_and_changes_nothing(
+    tmp_path: Path, targets: tuple[str, ...]
+) -> None:
+    """SIGSTOP at every point from the pre-commit on, start a second driver, SIGCONT the first."""
+    points = [p for p in points_of(fresh(tmp_path, targets, 0)) if not p.startswith(("recover", "engine", "barrier"))]
+    assert points
+    wrong = {}
+    for number, point in enumerate(points, start=1):
+        scene = fresh(tmp_path, targets, number)
+        sleeper = scene.start(f"{point}=stop@2")
+        if not wait_until_stopped(sleeper):
+            continue
+        before = scene.writers()
+        second = scene.start()
+        deadline = time.monotonic() + 5
+        while scene.writers() == before and time.monotonic() < deadline:
+            time.sleep(0.005)
+        ended = os.waitpid(second, os.WNOHANG)
+        time.sleep(0.1)
+        os.kill(sleeper, signal.SIGCONT)
+        codes = (wait(sleeper), wait(second) if ended == (0, 0) else os.WEXITSTATUS(ended[1]))
+        if codes != (FENCED, 0) or not scene.is_exact():
+            wrong[point] = (codes, scene.verdict())
+    assert {} == wrong
+
+
+def test_the_checker_runs_without_fencepost(tmp_path: Path) -> None:
+    """And agrees that a clean run is clean."""
+    scene = Scene(tmp_path, ("sqlite", "files", "box"))
+    assert 0 == scene.run()
+    assert 0 == check_by_path(scene)
+
+
+@pytest.mark.parametrize("name", sorted(TARGETS))
+def test_the_checker_sees_a_lost_and_a_doubled_row(tmp_path: Path, name: str) -> None:
+    """A sabotaged twin: the same run compared with a source that has one record more, or one less."""
+    scene = Scene(tmp_path, (name,))
+    assert 0 == scene.run()
+    longer = Scene(tmp_path, (name,), numbers=(*scene.numbers, 99))
+    shorter = Scene(tmp_path, (name,), numbers=scene.numbers[:-1])
+    assert 1 == check_by_path(longer)
+    assert 1 == check_by_path(shorter)
+
+
+def test_a_lost_transaction_is_redone_from_the_kept_rows(tmp_path: Path) -> None:
+    """The broker forgets a decided transaction while the driver is dead: nothing is lost."""
+    scene = Scene(tmp_path, ("box", "sqlite"))
+    assert -signal.SIGKILL == scene.run("decide.after=kill@2")
+    Box(tmp_path / "box").lose()
+    assert 0 == scene.run()
+    assert scene.is_exact(), scene.verdict()
+
+
+@pytest.mark.parametrize("point", ["recover.redo.before", "recover.redo.after", "recover.redo.record.after"])
+def test_a_kill_while_redoing_loses_nothing(tmp_path: Path, point: str) -> None:
+    """Recovery of the recovery."""
+    scene = Scene(tmp_path, ("box", "sqlite"))
+    assert -signal.SIGKILL == scene.run("decide.after=kill@2")
+    Box(tmp_path / "box").lose()
+    assert -signal.SIGKILL == scene.run(f"{point}=kill")
+    assert 0 == scene.run()
+    assert scene.is_exact(), scene.verdict()
+
+
+def test_at_least_once_doubles_and_at_most_once_loses_when_killed(tmp_path: Path) -> None:
+    """The two weaker levels are what they say, which also shows that this test can see a duplicate and a loss."""
+    least = fresh(tmp_path, ("sqlite",), 1, guarantee=Guarantee.AT_LEAST_ONCE)
+    most = fresh(tmp_path, ("sqlite",), 2, guarantee=Guarantee.AT_MOST_ONCE)
+    assert -signal.SIGKILL == least.run("write.after=kill@2")
+    assert -signal.SIGKILL == most.run("claim.write.before=kill@2")
+    assert (0, 0) == (least.run(), most.run())
+    assert [{"lost": 0, "doubled": 4, "wrong": 0}] == list(least.verdict().values())
+    assert [{"lost": 4, "doubled": 0, "wrong": 0}] == list(most.verdict().values())
