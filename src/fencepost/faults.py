@@ -42,7 +42,7 @@ def parse(text: str) -> tuple[Fault, ...]:
     for part in filter(None, text.split(",")):
         point, equals, rest = part.partition("=")
         action, _, visit = rest.partition("@")
-        if not equals or action not in ACTIONS or not (visit or "1").isdigit():
+        if not point or not equals or action not in ACTIONS or not (visit or "1").isdigit() or visit == "0":
             raise ValueError(f"{ARM}: {part!r} is not point=kill, point=stop or point=hang, with an optional @visit")
         faults.append(Fault(point, action, int(visit or 1)))
     return tuple(faults)

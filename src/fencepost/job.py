@@ -234,9 +234,10 @@ class Run:
                     "key_needed",
                     "An aggregate in update mode changes rows that were written before; this sink can only add rows.",
                     where=Where(job=chosen.job, sink=name),
-                    next="Give the sink a key (key='word'), or use output_mode='append'.",
+                    next="Give the sink a key (key='word'), or say mode='append' to keep every change as a row.",
                 )
-        bridge = _bridge(spark, chosen)
+        jar = chosen.bridge != "foreach_batch" and session.bring_jar(spark)
+        bridge = _bridge(spark, chosen, jar=jar)
         driver = Driver(
             Plan(
                 job=chosen.job,
@@ -254,9 +255,9 @@ class Run:
             )
         )
         driver.recover()
-        formats = dict(driver.book.state.lineage.formats)
+        formats = driver.book.state.lineage.formats
         try:
-            with session.settings(spark, formats):
+            with session.settings(spark, {**formats, **(session.use_durable_files(spark) if jar else {})}):
                 query = bridge.start(writer.option("checkpointLocation", chosen.checkpoint), driver)
         except Exception as error:
             driver.close()
@@ -265,13 +266,8 @@ class Run:
         return cls(query, driver, bridge)
 
     def wait(self, seconds: float) -> bool:
-        """Has the query ended? Does not raise; `end` says how it ended."""
-        from pyspark.errors import StreamingQueryException  # noqa: PLC0415 - pyspark is the user's
-
-        try:
-            return bool(self.query.awaitTermination(seconds))
-        except StreamingQueryException:
-            return True
+        """Has the query ended? `end` says how."""
+        return session.ended(self.query, seconds)
 
     def stop(self) -> None:
         """Let the epoch in flight finish, then end the query."""
@@ -335,22 +331,20 @@ def start(
     return cast("StreamingQuery", run.query)
 
 
-def _bridge(spark: Any, chosen: Settings) -> Bridge:
+def _bridge(spark: Any, chosen: Settings, *, jar: bool) -> Bridge:
     if chosen.bridge not in (None, "jvm", "foreach_batch"):
         raise BadConfig(
             "unknown_bridge", f"There is no bridge {chosen.bridge!r}.", next="Use 'jvm' or 'foreach_batch'."
         )
-    if chosen.bridge == "foreach_batch" or (chosen.bridge is None and not session.has_jar(spark)):
-        return ForeachBatchBridge(spark)
-    if not session.has_jar(spark):
+    if chosen.bridge == "jvm" and not jar:
         raise BadConfig(
             "no_jar",
-            "The jar is not on this session's class path.",
+            "This session takes no jar, and bridge='jvm' needs ours.",
             where=Where(job=chosen.job),
-            next=f"Start the session with spark.driver.extraClassPath={session.JAR.name} (its path: "
-            "fencepost.spark.session.JAR), or use bridge='foreach_batch'.",
+            next="Start the session with the jar (fencepost.spark.session.JAR) in spark.driver.extraClassPath and "
+            "spark.executor.extraClassPath, or use bridge='foreach_batch'.",
         )
-    return JvmBridge(spark)
+    return JvmBridge(spark) if jar else ForeachBatchBridge(spark)
 
 
 def _local_path(path: str, job: str) -> str:

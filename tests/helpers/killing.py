@@ -93,8 +93,8 @@ class Scene:
 
     def leftovers(self) -> list[str]:
         """Staged files and open transactions after a clean end."""
-        staged = (self.folder / "checkpoint").glob("fencepost/*/staged/*/*")
-        return [str(path) for path in (*staged, *self.folder.glob("box/open/*"), *self.folder.glob("*/_fencepost/staged/*"))]
+        patterns = ("checkpoint/fencepost/*/staged/*/*", "box/open/*", "*/_fencepost/staged/*")
+        return [str(path) for pattern in patterns for path in self.folder.glob(pattern)]
 
 
 def wait(pid: int) -> int:

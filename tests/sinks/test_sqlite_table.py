@@ -58,7 +58,11 @@ def test_every_type_that_spark_delivers_comes_back(tmp_path: Path) -> None:
         ),
         "small": (pa.decimal128(20, 18), Decimal("0.000000000000000001"), "0.000000000000000001"),
         "date": (pa.date32(), date(1582, 10, 15), "1582-10-15"),
-        "local": (pa.timestamp("us"), datetime(2024, 5, 6, 7, 8, 9, 10), "2024-05-06T07:08:09.000010"),
+        "local": (
+            pa.timestamp("us"),
+            datetime(2024, 5, 6, 7, 8, 9, 10),  # noqa: DTZ001 - Spark's timestamp_ntz
+            "2024-05-06T07:08:09.000010",
+        ),
         "aware": (aware, datetime(2024, 5, 6, 7, 8, 9, tzinfo=UTC), "2024-05-06T07:08:09+00:00"),
         "time": (pa.time64("ns"), time(1, 2, 3, 4), "01:02:03.000004"),
         "interval": (pa.duration("us"), timedelta(days=1, microseconds=1), 86_400_000_001),
@@ -93,7 +97,7 @@ def test_any_name_works_for_tables_columns_and_files(tmp_path: Path, name: str) 
     driver.run(0, table)
     driver.session.close()
     quoted = name.replace('"', '""')
-    assert [(1, "b"), (2, "c")] == query(path, f'SELECT * FROM "{quoted}" ORDER BY 1')
+    assert [(1, "b"), (2, "c")] == query(path, f'SELECT * FROM "{quoted}" ORDER BY 1')  # noqa: S608
     assert [path.name] == [file.name for file in tmp_path.iterdir() if file.is_file()]
 
 
@@ -241,7 +245,7 @@ def test_a_file_that_may_not_be_written_is_refused_before_any_data(tmp_path: Pat
         """
     )
     for folder in (tmp_path, *tmp_path.parents):
-        if folder.stat().st_uid == os.getuid() and folder != Path("/tmp"):  # noqa: S108
+        if folder.stat().st_uid == os.getuid() and folder != Path("/tmp"):
             folder.chmod(folder.stat().st_mode & ~0o022 | 0o055)
     path.chmod(0o444)
     said = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True)

@@ -104,7 +104,7 @@ def read_ledger(lineage: str, job: str) -> Step[State]:
         try:
             return (yield from _read_all(lineage, job, names))
         except CheckpointRefused:
-            # A live driver may have moved on, and retired what we were about to read. It is damage only if it stands still.
+            # A live driver may have moved on and retired what we were about to read. It is damage if it stands still.
             before, names = names, (yield from ask(Names("recover.list_again", lineage)))
             if names[-1:] == before[-1:]:
                 raise
@@ -121,7 +121,9 @@ def retire(book: Book) -> Step[None]:
 def new_ledger(lineage_id: str, body: Lineage, clock: Callable[[], str]) -> Step[None]:
     """Create number 0. Losing the race is fine: the other one wrote the same job's."""
     record = Record(Number(0), lineage_id, WriterNumber(0), clock(), NOTHING_BEFORE, Number(0), body)
-    yield from ask(Create("recover.lineage", lineage_id, Number(0), encode(record)))
+    create = Create("recover.lineage", lineage_id, Number(0), encode(record))
+    while (yield from ask(create)) is Created.UNKNOWN:
+        pass  # asking again is safe: nobody writes another number 0
 
 
 def _read_all(lineage: str, job: str, names: tuple[int, ...]) -> Step[State]:

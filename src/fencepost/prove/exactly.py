@@ -1,6 +1,6 @@
 """Compares what a sink's readers see with the source. Run by path, it imports nothing of fencepost on purpose:
 
-    python exactly.py numbers.txt sqlite:out.db:sums files:out-folder
+    python exactly.py numbers.txt sqlite:out.db files:out-folder
 
 prints lost, doubled and wrong rows per place, and exits 1 if there is one.
 """
@@ -26,11 +26,10 @@ def seen(place: str) -> list[Row]:
     """What an ordinary reader of this place sees."""
     kind, _, where = place.partition(":")
     if kind == "sqlite":
-        path, _, table = where.rpartition(":")
-        if not Path(path).exists():
+        if not Path(where).exists():
             return []
-        with sqlite3.connect(path) as database:
-            found = database.execute(f'SELECT id, value, sum FROM "{table}"').fetchall()  # noqa: S608 - our own table
+        with sqlite3.connect(where) as database:
+            found = database.execute("SELECT id, value, sum FROM sums").fetchall()
         database.close()
         return [tuple(row) for row in found]
     if kind == "lines":

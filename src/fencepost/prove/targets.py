@@ -109,7 +109,7 @@ class SendOnce:
 TARGETS: Mapping[str, Target] = {
     "sqlite": Target(
         lambda folder: SQLite(str(folder / "out.db"), table="sums"),
-        lambda folder: f"sqlite:{folder / 'out.db'}:sums",
+        lambda folder: f"sqlite:{folder / 'out.db'}",
     ),
     "files": Target(
         lambda folder: Files(str(folder / "files"), format="json", name="files"),

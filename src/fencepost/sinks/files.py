@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -105,6 +106,7 @@ class FilesSession(Session):
         self._folder = Path(sink.path).absolute()
         self._store = LocalStore(self._folder)
         self._owner: Owner | None = None
+        self._identity = ""
         self._newest = (-1, -1)
 
     @property
@@ -116,24 +118,20 @@ class FilesSession(Session):
     def preflight(self, schema: pa.Schema, mode: OutputMode) -> str:
         """Make the folder, try the format on no rows, return the id that lies in the folder."""
         if mode not in self._sink.capabilities.modes:
-            raise BadConfig(
-                "mode_needs_key",
-                "Files are appended; output mode update replaces rows.",
-                next="Use output mode append.",
-            ).at(job=self._job, sink=self._sink.name)
+            what = "Files are appended; output mode update replaces rows."
+            error = BadConfig("mode_needs_key", what, next="Use output mode append.")
+            raise error.at(job=self._job, sink=self._sink.name)
         self._try_format(schema)
         try:
-            for folder in (self._folder, self._folder / STAGED, self._folder / MANIFESTS):
-                make_folder(folder)
+            make_folder(self._folder / STAGED)
+            make_folder(self._folder / MANIFESTS)
             if self._store.read(IDENTITY) is None:
                 self._store.create(IDENTITY, uuid.uuid4().hex.encode())
-            return (self._store.read(IDENTITY) or b"").decode()
+            self._identity = (self._store.read(IDENTITY) or b"").decode()
         except OSError as error:
-            raise self._refused(
-                "target_unusable",
-                f"The folder cannot be used: {_reason(error)}.",
-                "Name a folder that this user may write, on a disk with room.",
-            ) from None
+            next_ = "Name a folder that this user may write, on a disk with room."
+            raise self._refused("target_unusable", f"The folder cannot be used: {_reason(error)}.", next_) from None
+        return self._identity
 
     def open(self, owner: Owner) -> None:
         """Mark the folder as ours; refuse one that another lineage, or another sink of this job, writes."""
@@ -164,6 +162,7 @@ class FilesSession(Session):
     def verify(self, epoch: Epoch, handles: tuple[Handle, ...]) -> tuple[str, ...]:
         """Is every file there, whole? And does the folder not know this epoch already?"""
         try:
+            self._check_place()
             there = self._manifest(epoch)
             dead = tuple(h.id for h in handles if _size(self._waiting(h)) != h.body["bytes"])
         except OSError as error:
@@ -175,6 +174,7 @@ class FilesSession(Session):
     def commit(self, epoch: Epoch, handles: tuple[Handle, ...]) -> Mapping[str, Outcome]:
         """Move the files to where readers look, then write the manifest: once, whoever comes first."""
         try:
+            self._check_place()
             self._publish(epoch, handles)
         except OSError:
             return {handle.id: Outcome.IN_DOUBT for handle in handles}
@@ -206,6 +206,11 @@ class FilesSession(Session):
         """Delete the file of an orphan. What has been renamed into the folder was decided, and is never touched."""
         self._waiting(handle).unlink(missing_ok=True)
 
+    def _check_place(self) -> None:
+        """An unmounted disk leaves an empty folder: what is missing there is not gone; nothing may be made there."""
+        if (self._store.read(IDENTITY) or b"").decode() != self._identity:
+            raise FileNotFoundError(errno.ENOENT, "another folder lies in its place since the job started")
+
     def _publish(self, epoch: Epoch, handles: tuple[Handle, ...]) -> None:
         there = self._manifest(epoch)
         if there is None and self._newest > self._version(epoch):
@@ -234,8 +239,7 @@ class FilesSession(Session):
             try:
                 self._waiting(handle).rename(self._folder / handle.body["file"])
             except FileNotFoundError:
-                if not (self._folder / STAGED).is_dir():
-                    raise  # not moved, but unmounted or deleted as a whole
+                continue
         sync_folder(self._folder)
         sync_folder(self._folder / STAGED)
 
@@ -257,6 +261,7 @@ class FilesSession(Session):
 
     def _write_file(self, epoch: Epoch, path: Path, rows: Rows) -> tuple[int, int, str]:
         try:
+            self._check_place()
             with open(path, "xb") as file:
                 WRITE[self._sink.format](file, rows.schema, rows.batches())
                 file.flush()

@@ -46,7 +46,7 @@ class SQLite(Sink):
     table: str
     key: str | Sequence[str] | None = None
     mode: Literal["append", "upsert"] | None = None
-    """Upsert if there is a key. "append" with a key: a second row of the same key is an error, not a replacement."""
+    """Upsert if there is a key. "append", said aloud, takes output mode update too: every change becomes a row."""
     create: bool = True
     """Make the table if it is not there."""
     name: str = ""
@@ -70,8 +70,8 @@ class SQLite(Sink):
 
     @property
     def capabilities(self) -> Capabilities:
-        """The epoch row makes commits repeatable; update mode needs a key."""
-        if self.upserts:
+        """The epoch row makes commits repeatable; update mode needs a key, or the wish to keep every change."""
+        if self.mode is not None or self.upserts:
             return Capabilities(shape="apply", repeatable=True, modes=frozenset({"append", "update"}))
         return Capabilities(shape="apply", repeatable=True, remedy="Give it key=…: then it takes output mode update.")
 

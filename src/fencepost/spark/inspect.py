@@ -107,8 +107,8 @@ def branch_mode(frame: Any, mode: str) -> OutputMode:
 
 def keyed_state_only(frame: Any) -> bool:
     """Is transformWithState the only stateful operator?"""
-    found = set(re.findall(r"^\W*(TransformWithState|Aggregate|Join|Deduplicate|FlatMapGroups)", _plan(frame), re.MULTILINE))
-    return found == {"TransformWithState"}
+    stateful = r"^\W*(TransformWithState|Aggregate|Join|Deduplicate|FlatMapGroups)"
+    return set(re.findall(stateful, _plan(frame), re.MULTILINE)) == {"TransformWithState"}
 
 
 def _aggregates(frame: Any) -> bool:

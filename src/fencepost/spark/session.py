@@ -38,11 +38,16 @@ KEYED_STATE: Mapping[str, str] = {
 }
 """Fixed at the first start of a job whose only state is keyed state of its own."""
 
-FILE_SYSTEM: Mapping[str, str] = {
-    # `file:` without a process per file operation, with fsync, and with a rename that never overwrites.
-    "spark.hadoop.fs.file.impl": "fencepost.DurableLocal",
-    "spark.hadoop.fs.AbstractFileSystem.file.impl": "fencepost.DurableFs",
+CHECKPOINT_FILES: Mapping[str, str] = {"fs.AbstractFileSystem.file.impl": "fencepost.DurableFs"}
+"""`file:` without a process per file operation, with fsync, and with a rename that never overwrites: Spark's way to
+offsets, commits, source logs and state. Sources read it after the query started, so it stays in the session."""
+
+STATE_FILES: Mapping[str, str] = {
+    "fs.file.impl": "fencepost.DurableLocal",
+    # A session that ran before us has cached Hadoop's own class under the same name.
+    "fs.file.impl.disable.cache": "true",
 }
+"""The same for the other way to `file:`, by which state snapshots are copied; for the one query that starts."""
 
 OWN: Mapping[str, str] = {
     "spark.python.unix.domain.socket.enabled": "true",  # 40 ms less per Python stage
@@ -64,9 +69,9 @@ def make_session(job: str, conf: Mapping[str, str], *, jar: bool = True) -> Spar
         settings["spark.master"] = "local[*]"
         settings["spark.sql.shuffle.partitions"] = str(max(1, len(os.sched_getaffinity(0))))
     if jar:
+        settings |= {f"spark.hadoop.{key}": value for key, value in CHECKPOINT_FILES.items()}
         for key in ("spark.driver.extraClassPath", "spark.executor.extraClassPath"):
             settings[key] = os.pathsep.join(filter(None, [str(JAR), conf.get(key)]))
-        settings |= FILE_SYSTEM
     for key, value in {**settings, **{k: v for k, v in conf.items() if not k.endswith("extraClassPath")}}.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()  # type: ignore[no-any-return]
@@ -98,20 +103,37 @@ def check_session(spark: Any, job: str) -> None:
         )
 
 
-def has_jar(spark: Any) -> bool:
-    """Are our Java classes on the class path of this session's driver?"""
-    return _finds_class(spark, "fencepost.EpochSink")
+def bring_jar(spark: Any) -> bool:
+    """See that our Java classes can be found in this session, also one that runs already; False if they cannot.
 
-
-def durable_files(spark: Any) -> bool:
-    """Does `file:` in this session fsync, and refuse to overwrite by rename?"""
-    conf = spark.sparkContext._jsc.hadoopConfiguration()
-    return conf.get("fs.AbstractFileSystem.file.impl") == "fencepost.DurableFs" and has_jar(spark)
+    `ADD JAR` would load them for the driver and, under another loader, for the tasks; so the jar goes to the loader at
+    the top, which both share, and to the executors.
+    """
+    if _finds_class(spark):
+        return True
+    jvm = spark._jvm
+    loader, top = jvm.java.lang.Thread.currentThread().getContextClassLoader(), None
+    while loader is not None:
+        if jvm.py4j.reflection.TypeUtil.isInstanceOf("org.apache.spark.util.MutableURLClassLoader", loader):
+            top = loader
+        loader = loader.getParent()
+    if top is None:
+        return False
+    top.addURL(jvm.java.io.File(str(JAR)).toURI().toURL())
+    spark.sparkContext._jsc.addJar(str(JAR))
+    return _finds_class(spark)
 
 
 def epochs_retained(spark: Any) -> int:
     """How many epochs Spark keeps; the ledger never keeps fewer."""
     return int(spark.conf.get("spark.sql.streaming.minBatchesToRetain"))
+
+
+def use_durable_files(spark: Any) -> Mapping[str, str]:
+    """Switch checkpoints of this session to our `file:` classes; return the settings that only the query needs."""
+    for key, value in CHECKPOINT_FILES.items():
+        spark.conf.set(key, value)
+    return STATE_FILES
 
 
 @contextmanager
@@ -130,11 +152,21 @@ def settings(spark: Any, wanted: Mapping[str, str]) -> Iterator[None]:
                 spark.conf.set(key, old)
 
 
-def _finds_class(spark: Any, name: str) -> bool:
+def ended(query: Any, seconds: float) -> bool:
+    """Wait for a query's end, or for some seconds; True if it ended, however it did."""
+    from pyspark.errors import StreamingQueryException  # noqa: PLC0415 - as below
+
+    try:
+        return bool(query.awaitTermination(seconds))
+    except StreamingQueryException:
+        return True
+
+
+def _finds_class(spark: Any) -> bool:
     from py4j.protocol import Py4JJavaError  # noqa: PLC0415 - pyspark may be absent when this module is imported
 
     try:
-        spark._jvm.java.lang.Class.forName(name)
+        spark._jvm.java.lang.Thread.currentThread().getContextClassLoader().loadClass("fencepost.EpochSink")
     except Py4JJavaError:
         return False
     return True

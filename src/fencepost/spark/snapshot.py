@@ -1,4 +1,6 @@
-"""The text Spark is going to write to `commits/N`, read through py4j: the same as `java/fencepost/Snapshot.java` where no jar may be added.
+"""The text Spark is going to write to `commits/N`, read through py4j where no jar may be added.
+
+The same as `java/fencepost/Snapshot.java`.
 
 It must never change what Spark itself will find: the one call it repeats is a maximum. Call it after the epoch's
 one action and before the function given to `foreachBatch` returns (PROTOCOL 4.2).

@@ -18,9 +18,9 @@ from fencepost.protocol import epoch, recover
 from fencepost.protocol.append import Book
 from fencepost.protocol.order import State
 from fencepost.protocol.records import Epoch, Lineage, SinkRecord, Writer, WriterNumber
-
 from fencepost.prove.model.check import Segment, Violation
-from fencepost.prove.model.world import LINEAGE, Boot, Complete, Frozen, Job, Plan, RunPlan
+from fencepost.prove.model.targets import Frozen, Job
+from fencepost.prove.model.world import LINEAGE, Boot, Complete, Plan, RunPlan
 
 KEEP = 1
 """Retention so tight that a driver that slept finds freed numbers."""
@@ -113,7 +113,7 @@ class Life:
             self.error = error
         except Violation:
             raise
-        except Exception as error:  # noqa: BLE001 - a bug in the protocol is a finding of the model
+        except Exception as error:  # a bug in the protocol is a finding of the model
             raise Violation("stuck", f"{type(error).__name__}: {error}") from error
         else:
             if type(self.pending) is e.OpenSinks:

@@ -6,18 +6,19 @@ Each swaps one piece of the real code, or one rule of the world. Never imported 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from fencepost.errors import EpochFailed
 from fencepost.protocol import append, epoch, order, recover
 from fencepost.protocol import effects as e
 from fencepost.protocol.append import Book
 from fencepost.protocol.epoch import SinkFacts
-from fencepost.protocol.records import Body, Done, Epoch, Handle, Record
+from fencepost.protocol.records import Body, Done, Epoch, Handle, WriterNumber
 from fencepost.prove.model import check
 from fencepost.prove.model.check import Segment
 from fencepost.prove.model.explore import Explorer, Found, Swap, remembered, swapped
-from fencepost.prove.model.world import APPLY, BARE, KEPT, PUBLISH, Actor, Job, SinkSpec, World
+from fencepost.prove.model.targets import APPLY, BARE, KEPT, PUBLISH, Actor, Job, SinkSpec
+from fencepost.prove.model.world import World
 
 
 class Sabotage(NamedTuple):
@@ -156,11 +157,12 @@ _REAL_BARRIER = epoch.barrier
 
 def _without_hole_check(book: Book, body: Body, point: str) -> e.Step[bool]:
     number = book.state.last + 1
-    return meddle(
-        _REAL_TRY(book, body, point),
-        lambda effect: (number - 1, number) if isinstance(effect, e.Names) else _PASS,
-        _as_is,
-    )
+
+    def hear(effect: e.Effect[Any], answer: Any) -> Any:
+        # Deaf for what stands above, and for what is missing below.
+        return (*(n for n in answer if n < number - 1), number - 1, number) if isinstance(effect, e.Names) else answer
+
+    return meddle(_REAL_TRY(book, body, point), lambda effect: _PASS, hear)
 
 
 _REAL_TRY = append.try_append
@@ -169,7 +171,7 @@ _REAL_TRY = append.try_append
 class _Unsynced(World):
     __slots__ = ()
 
-    def power_losses(self) -> Iterator[World]:
+    def power_losses(self) -> Iterator[Self]:
         for world in super().power_losses():
             yield world
             if len(self.numbers("ledger")) > 1:
@@ -206,7 +208,7 @@ def _rebuild_nothing(book: Book) -> e.Step[None]:
 
 def _abort_everybodys(book: Book, start: recover.Start) -> e.Step[None]:
     for sink in start.sinks:
-        for orphan in (yield from e.ask(e.Orphans("recover.orphans", sink.name, recover.WriterNumber(10**9)))):
+        for orphan in (yield from e.ask(e.Orphans("recover.orphans", sink.name, WriterNumber(10**9)))):
             yield from e.ask(e.Abort("recover.abort", orphan))
     yield from e.ask(e.SweepStaged("recover.sweep", book.writer, book.state.done_through, recovering=True))
 
@@ -235,10 +237,6 @@ def _perishable_last(sinks: Iterable[SinkFacts]) -> tuple[SinkFacts, ...]:
 def _retire_the_voidable(state: order.State, keep: int) -> int:
     numbers = [number for number, _ in state.decisions]
     return max(state.oldest, numbers[-keep]) if len(numbers) > keep else state.oldest
-
-
-def _starts_anywhere(state: order.State, record: Record) -> bool:
-    return True
 
 
 # --- variants of sinks and staging
