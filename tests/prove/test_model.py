@@ -8,8 +8,10 @@ from __future__ import annotations
 import pytest
 
 from fencepost.prove.model import report
-from fencepost.prove.model.explore import Explorer, remembered, swapped
-from fencepost.prove.model.sabotage import SABOTAGES, Sabotage, hunt
+from fencepost.prove.model.explore import Explorer
+from fencepost.prove.model.hunt import Sabotage, hunt
+from fencepost.prove.model.sabotage import SABOTAGES
+from fencepost.prove.model.swap import remembered, swapped
 from fencepost.prove.model.targets import APPLY, PUBLISH, Job
 
 

@@ -316,11 +316,18 @@ def test_a_reader_never_blocks_the_writer_and_never_sees_half(tmp_path: Path) ->
     driver.session.close()
 
 
-def test_a_locked_database_at_the_start_may_be_tried_again(tmp_path: Path) -> None:
+def test_a_lock_that_a_sleeping_driver_holds_does_not_stop_a_new_one_from_starting(tmp_path: Path) -> None:
+    path = tmp_path / "t.db"
+    started(SQLite(path, table="t"), tmp_path).session.close()
+    with locked(path):
+        started(SQLite(path, table="t"), tmp_path).session.close()
+
+
+def test_a_locked_database_where_a_table_has_to_be_made_may_be_tried_again(tmp_path: Path) -> None:
     path = tmp_path / "t.db"
     started(SQLite(path, table="t"), tmp_path).session.close()
     with locked(path), pytest.raises(Retryable) as silent:
-        started(SQLite(path, table="t"), tmp_path)
+        started(SQLite(path, table="another"), tmp_path)
     assert "target_silent" == silent.value.code
 
 

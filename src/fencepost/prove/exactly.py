@@ -53,7 +53,7 @@ def compare(wanted: list[Row], found: list[Row]) -> dict[str, int]:
 def _in_manifests(folder: Path) -> list[Path]:
     names = []
     for manifest in sorted((folder / "_fencepost" / "manifests").glob("*.json")):
-        names += [file["file"] for file in json.loads(manifest.read_text())["files"]]
+        names += [file["name"] for file in json.loads(manifest.read_text())["files"]]
     return [folder / name for name in names]
 
 

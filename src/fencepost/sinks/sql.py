@@ -70,6 +70,10 @@ class Database(ABC):
     held: Held | None = None
 
     @abstractmethod
+    def look(self) -> None:
+        """Connect if need be and open a transaction for reading: an older writer that sleeps must not be in the way."""
+
+    @abstractmethod
     def begin(self, *, patient: bool) -> None:
         """Connect if need be and open a transaction that no other writer of the epoch row can pass."""
 
@@ -118,7 +122,7 @@ class SqlSession(Session):
         self._owner = owner
         found = None
         try:
-            self._begin(patient=True)
+            self._look()
             found = self.database.mark(self.job, self.sink)
         except (Silent, RowsRefused) as error:
             raise Retryable(
@@ -278,6 +282,11 @@ class SqlSession(Session):
     def _end(self) -> None:
         self.database.end()
         self.database.held = None
+
+    def _look(self) -> None:
+        self._let_go()
+        if self.database.held is None:
+            self.database.look()
 
     def _begin(self, *, patient: bool) -> None:
         self._let_go()

@@ -97,7 +97,7 @@ class SqliteSession(SqlSession):
         if not sink.create and not Path(sink.path).is_file():
             raise self._refused("target_missing", "There is no such file.", "Make the database, or set create=True.")
         try:
-            self._begin(patient=True)
+            self._look()
             identity = self._file.make_identity()
             self._fit(schema)
             self._end()

@@ -51,12 +51,19 @@ class File(Database):
             file = cls._open[key] = cls(path)
         return file
 
+    def look(self) -> None:
+        """Open a transaction that locks nothing until it writes."""
+        self._open_transaction("BEGIN", PATIENT)
+
     def begin(self, *, patient: bool) -> None:
         """Take the write lock: a read that later wants to write could be refused half-way."""
+        self._open_transaction("BEGIN IMMEDIATE", PATIENT if patient else IMPATIENT)
+
+    def _open_transaction(self, begin: str, patience: str) -> None:
         try:
             connection = self._connect()
-            connection.execute(PATIENT if patient else IMPATIENT)
-            connection.execute("BEGIN IMMEDIATE")
+            connection.execute(patience)
+            connection.execute(begin)
         except (sqlite3.Error, OSError) as error:
             self.drop()
             raise _silent(error) from None

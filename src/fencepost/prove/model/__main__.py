@@ -51,9 +51,7 @@ def _explore(plan: tuple[report.Task, ...], processes: int) -> bool:
             print(f"    {example}")
         histories += verdict.histories
         good &= not verdict.kinds
-    print(
-        f"{histories:,} histories. Equal situations are explored once and counted on every path that leads to them.\n"
-    )
+    print(f"{histories:,} histories. Equal situations are explored once and counted on every path to them.\n")
     return good
 
 

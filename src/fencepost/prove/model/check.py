@@ -109,9 +109,7 @@ def _decided(world: World, state: State, decision: Decision) -> None:
     end = end_of(before.offsets) if before else 0
     for name, seen in rows.items():
         if (seen[-1][1] if seen else 0) != end:
-            raise Violation(
-                "torn", f"epoch {decision.epoch} was decided before {name} had all of the epoch before (E3)"
-            )
+            raise Violation("torn", f"epoch {decision.epoch} was decided before {name} had all of the last one (E3)")
     attempt = attempt_of(decision.snapshot)
     wanted = (end, end_of(decision.offsets), attempt)
     chain = world.facts.get(("state", attempt))

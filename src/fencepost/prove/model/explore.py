@@ -16,16 +16,10 @@ counted once and added wherever they are reached; `visited` says how many effect
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import lru_cache
-from types import ModuleType
 from typing import Any
 
 from fencepost.errors import FencepostError, Retryable
-from fencepost.protocol import append
 from fencepost.protocol import effects as e
-from fencepost.protocol.order import State, advance
-from fencepost.protocol.records import Record, encode
 from fencepost.prove.model import check
 from fencepost.prove.model.check import Violation
 from fencepost.prove.model.lives import Life
@@ -37,8 +31,6 @@ DRIVERS = 16
 
 Tail = tuple[int, dict[tuple[int, int], tuple[int, World | None]]]
 """Histories that ended, and (world, faults left) → (in how many ways, that world; None: as it was)."""
-
-Swap = tuple[ModuleType, str, Any]
 
 
 class Found(Exception):
@@ -65,7 +57,7 @@ class Explorer:
         self.job = job
         self.world = world
         self.mixed = mixed
-        """Also histories in which a pause comes together with other faults: they are 97 of 100, and take as long."""
+        """Also histories in which a pause comes together with other faults: they are 95 of 100, and take as long."""
         self.most = 0
         self.stop = stop
         """Raise the first thing found instead of going on."""
@@ -199,7 +191,7 @@ class Explorer:
 
     # --- two drivers
 
-    def _together(self, sleeper: Life, life: Life | None, world: World, k: int) -> int:
+    def _together(self, sleeper: Life, life: Life | None, world: World, k: int) -> int:  # noqa: C901 - one walk
         """`sleeper` is paused while `life` (None: a new driver) runs; it wakes at every effect of the other one."""
         total = 0
         deaths: int | None = None
@@ -216,22 +208,17 @@ class Explorer:
             total += self._wake(sleeper, life, world, k)
             self.trail.pop()
             if life.ended:
-                if life.error is None:
-                    break
                 world.end_driver(life.number)
                 if stuck := _needs_a_person(life, world):
                     total += self._violated(stuck)
+                if stuck or life.error is None:
                     break
                 life, deaths = None, None
                 continue
             if k:
                 if deaths is None:
                     deaths = self._deaths_beside(sleeper, life, world, k)
-                total += deaths
-                for what, other, answer in self._surprises(life, world):
-                    self.trail.append(f"{what} at {life.pending.point} of the second driver")
-                    total += self._together(sleeper, _told(life, answer), other, k - 1)
-                    self.trail.pop()
+                total += deaths + self._strike_beside(sleeper, life, world, k)
             if type(life.pending) not in READS:
                 deaths = None
             try:
@@ -252,6 +239,15 @@ class Explorer:
         total = self._together(sleeper, None, dead, k - 1)
         self.trail.pop()
         return total + self._power(world, at, k)
+
+    def _strike_beside(self, sleeper: Life, life: Life, world: World, k: int) -> int:
+        """Every fault at the pending effect of the second driver that it outlives."""
+        total = 0
+        for what, other, answer in self._surprises(life, world):
+            self.trail.append(f"{what} at {life.pending.point} of the second driver")
+            total += self._together(sleeper, _told(life, answer), other, k - 1)
+            self.trail.pop()
+        return total
 
     def _wake(self, sleeper: Life, other: Life, world: World, k: int) -> int:
         """The paused driver runs to its end while `other` stands still; then `other` goes on."""
@@ -364,39 +360,3 @@ def _told(life: Life, answer: Any) -> Life:
     if answer is not None:
         other.send(answer)
     return other
-
-
-@contextmanager
-def swapped(*swaps: Swap) -> Iterator[None]:
-    """Put other functions in the place of the protocol's while the block runs."""
-    before = [(module, name, getattr(module, name)) for module, name, _ in swaps]
-    try:
-        for module, name, value in swaps:
-            setattr(module, name, value)
-        yield
-    finally:
-        for module, name, value in reversed(before):
-            setattr(module, name, value)
-
-
-def _remembered_advance() -> Any:
-    after: dict[bytes, State] = {}
-
-    def advanced(state: State, record: Record, data: bytes) -> State:
-        # The bytes name the record before them by its sum, and with it the whole chain.
-        if data not in after:
-            after[data] = advance(state, record, data)
-        return after[data]
-
-    return advanced
-
-
-def remembered() -> tuple[Swap, ...]:
-    """The protocol's own encode, decode and fold, each value computed once: most histories write the same records."""
-    check.folded.cache_clear()  # a sabotaged order table must not meet states of the real one
-    return (
-        (append, "encode", lru_cache(maxsize=100_000)(encode)),
-        (append, "decode", check.decoded),
-        (append, "advance", _remembered_advance()),
-        (append, "fold", lambda chain: check.folded(tuple(data for _, data in chain))),
-    )

@@ -9,8 +9,10 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import NamedTuple
 
-from fencepost.prove.model.explore import Explorer, remembered, swapped
-from fencepost.prove.model.sabotage import SABOTAGES, Caught, hunt
+from fencepost.prove.model.explore import Explorer
+from fencepost.prove.model.hunt import Caught, hunt
+from fencepost.prove.model.sabotage import SABOTAGES
+from fencepost.prove.model.swap import remembered, swapped
 from fencepost.prove.model.targets import APPLY, BARE, KEPT, PUBLISH, Job
 
 SINKS = ((KEPT, APPLY), (BARE, PUBLISH), (APPLY, PUBLISH))

@@ -6,7 +6,7 @@ Each swaps one piece of the real code, or one rule of the world. Never imported 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from fencepost.errors import EpochFailed
 from fencepost.protocol import append, epoch, order, recover
@@ -16,65 +16,9 @@ from fencepost.protocol.epoch import SinkFacts
 from fencepost.protocol.records import Body, Done, Epoch, Handle, WriterNumber
 from fencepost.prove.model import check
 from fencepost.prove.model.check import Segment
-from fencepost.prove.model.explore import Explorer, Found, Swap, remembered, swapped
-from fencepost.prove.model.targets import APPLY, BARE, KEPT, PUBLISH, Actor, Job, SinkSpec
+from fencepost.prove.model.hunt import PASS, Sabotage, as_is, meddle
+from fencepost.prove.model.targets import APPLY, BARE, KEPT, PUBLISH, Actor, SinkSpec
 from fencepost.prove.model.world import World
-
-
-class Sabotage(NamedTuple):
-    """One way to be wrong."""
-
-    name: str
-    what: str
-    sinks: tuple[SinkSpec, ...]
-    swaps: tuple[Swap, ...] = ()
-    world: type[World] = World
-    epochs: int = 3
-
-
-class Caught(NamedTuple):
-    """How a sabotage was found out."""
-
-    faults: tuple[str, ...]
-    by: str
-    ends: int
-    """Different ends of histories looked at until then."""
-
-
-def hunt(sabotage: Sabotage, faults: int = 2) -> Caught | None:
-    """Look for a violation with no fault, then one, then two; None if the variant gets away."""
-    ends = 0
-    for k in range(faults + 1):
-        explorer = Explorer(Job(sabotage.sinks, sabotage.epochs), sabotage.world, stop=True)
-        with swapped(*remembered(), *sabotage.swaps):
-            try:
-                explorer.run(k)
-            except Found as found:
-                return Caught(found.faults, str(found.violation), ends + explorer.ends)
-        ends += explorer.ends
-    return None
-
-
-# --- tools: change what an effect says, or what the protocol is told
-
-_PASS = object()
-
-
-def meddle(step: e.Step[Any], tell: Callable[[e.Effect[Any]], Any], hear: Callable[..., Any]) -> e.Step[Any]:
-    """Run `step`; `tell` may answer an effect by itself, `hear` may change an answer."""
-    answer: Any = None
-    while True:
-        try:
-            effect = step.send(answer)
-        except StopIteration as stop:
-            return stop.value
-        answer = tell(effect)
-        if answer is _PASS:
-            answer = hear(effect, (yield effect))
-
-
-def _as_is(effect: e.Effect[Any], answer: Any) -> Any:
-    return answer
 
 
 def _outcome_for(outcome: e.Outcome) -> Callable[..., Any]:
@@ -86,7 +30,7 @@ def _outcome_for(outcome: e.Outcome) -> Callable[..., Any]:
             return {name: e.Outcome.DONE if said is outcome else said for name, said in answer.items()}
         return answer
 
-    return lambda *args: meddle(real(*args), lambda effect: _PASS, hear)
+    return lambda *args: meddle(real(*args), lambda effect: PASS, hear)
 
 
 # --- variants of one epoch
@@ -152,6 +96,13 @@ def _one_too_many(book: Book, n: Epoch) -> e.Step[str]:
 _REAL_BARRIER = epoch.barrier
 
 
+def _believe_the_engine(book: Book, n: Epoch) -> e.Step[str]:
+    offsets = yield from e.ask(e.LogRead("barrier", "offsets", n))
+    if not offsets:
+        raise EpochFailed("no_barrier", "missing", next="")
+    return offsets
+
+
 # --- variants of the ledger
 
 
@@ -162,10 +113,17 @@ def _without_hole_check(book: Book, body: Body, point: str) -> e.Step[bool]:
         # Deaf for what stands above, and for what is missing below.
         return (*(n for n in answer if n < number - 1), number - 1, number) if isinstance(effect, e.Names) else answer
 
-    return meddle(_REAL_TRY(book, body, point), lambda effect: _PASS, hear)
+    return meddle(_REAL_TRY(book, body, point), lambda effect: PASS, hear)
 
 
 _REAL_TRY = append.try_append
+
+
+def _unknown_not_read_back(book: Book, body: Body, point: str) -> e.Step[bool]:
+    def hear(effect: e.Effect[Any], answer: Any) -> Any:
+        return e.Created.CREATED if answer is e.Created.UNKNOWN else answer
+
+    return meddle(_REAL_TRY(book, body, point), lambda effect: PASS, hear)
 
 
 class _Unsynced(World):
@@ -193,8 +151,8 @@ class _Renaming(World):
 
 def _rerun_the_decided(book: Book) -> e.Step[None]:
     newest = book.state.newest
-    tell = lambda x: None if isinstance(x, e.LogWrite) and x.log == "commits" else _PASS  # noqa: E731
-    yield from meddle(_REAL_REBUILD(book), tell, _as_is)
+    tell = lambda x: None if isinstance(x, e.LogWrite) and x.log == "commits" else PASS  # noqa: E731
+    yield from meddle(_REAL_REBUILD(book), tell, as_is)
     if newest is not None and book.state.voided is None:
         yield from e.ask(e.LogDelete("recover.rebuild.again", "commits", newest.epoch))
 
@@ -331,6 +289,12 @@ SABOTAGES = (
         ((epoch, "decide", _unknown_is_no),),
     ),
     Sabotage(
+        "unknown_not_read_back",
+        "A record without an answer is taken for written.",
+        (KEPT, APPLY),
+        ((append, "try_append", _unknown_not_read_back),),
+    ),
+    Sabotage(
         "gone_is_done",
         "A lost handle is taken for committed.",
         (KEPT, APPLY),
@@ -378,6 +342,12 @@ SABOTAGES = (
         "The decision says one record more than was read.",
         (KEPT, APPLY),
         ((epoch, "barrier", _one_too_many),),
+    ),
+    Sabotage(
+        "barrier_not_checked",
+        "An epoch runs without comparing Spark's log with the ledger (the order table still refuses the record).",
+        (KEPT, APPLY),
+        ((epoch, "barrier", _believe_the_engine),),
     ),
     Sabotage(
         "voidable_retired",

@@ -133,7 +133,7 @@ class Targets:
         return segment
 
     def staged(self, handle: Handle, writer: int) -> Segment:
-        """The staged rows of a decided handle: if they were swept and the latest writer needs them, that is a violation."""
+        """The staged rows of a decided handle: the latest writer must never need what was swept."""
         segment = self.kept(handle)
         if segment is None and check.ledger(cast("World", self)).writer > writer:
             raise OperatorNeeded("staged_rows_damaged", "swept by a newer driver", next="")
