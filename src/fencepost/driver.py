@@ -23,8 +23,8 @@ from fencepost.ledger import Store
 from fencepost.perform import Performer, Running
 from fencepost.protocol.append import Book
 from fencepost.protocol.epoch import SinkFacts, check_not_replaced, mark_done, run_claimed, run_epoch, run_plainly, tidy
-from fencepost.protocol.recover import Start, recover
 from fencepost.protocol.records import Epoch, Kept, Lineage, SinkRecord, Writer
+from fencepost.protocol.recover import Start, recover
 from fencepost.sinks.contract import OutputMode, Sink
 from fencepost.spark.checkpoint import SparkLog
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from fencepost.sinks.contract import Capabilities, Session, Sink
 from fencepost.sinks.files import Files as FileSink
@@ -63,4 +63,4 @@ class Files(Sink):
 
     @property
     def _sink(self) -> FileSink:
-        return FileSink(self.path, format=self.format, visible=self.visible, name=self.name)
+        return FileSink(self.path, format=cast("Any", self.format), visible=self.visible, name=self.name)

@@ -12,38 +12,21 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
-from fencepost.driver import Driver, Plan, Stopping
-from fencepost.errors import BadConfig, EpochFailed, FencepostError, Where
+from fencepost.errors import BadConfig, Where
 from fencepost.guarantee import Guarantee, Link, check, sink_link, source_link, weakest
-from fencepost.ledger import LocalStore
+from fencepost.run import BridgeName, Run, Settings
 from fencepost.sinks.contract import Sink
 from fencepost.sources.contract import Source
 from fencepost.spark import branches, inspect, session
-from fencepost.spark.bridge import Bridge, ForeachBatchBridge, JvmBridge
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
-
-BridgeName = Literal["jvm", "foreach_batch"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """What a start needs to know besides the DataFrame and its sinks."""
-
-    job: str
-    checkpoint: str
-    guarantee: Guarantee
-    mode: str
-    bridge: BridgeName | None = None
-    adopt: bool = False
 
 
 class Job:
@@ -84,7 +67,7 @@ class Job:
             bridge: 'jvm' or 'foreach_batch'; by default the first if the jar is on the class path.
             adopt: Take over a checkpoint that plain Spark began; its last epoch must be complete.
         """
-        if not isinstance(name, str) or not name.strip():
+        if not str(name).strip():
             raise BadConfig("bad_job_name", "A job needs a name.", next="Name it: fp.Job('orders', …).")
         self.name = name
         self._checkpoint = _local_path(os.fspath(checkpoint), name)
@@ -141,23 +124,24 @@ class Job:
             for frame, _ in self._branches.values()
             for source in inspect.sources_of(frame)
         ]
-        return [*dict.fromkeys(found), *(sink_link(name, sink.capabilities) for name, (_, sink) in self._branches.items())]
+        sinks = [sink_link(name, sink.capabilities) for name, (_, sink) in self._branches.items()]
+        return [*dict.fromkeys(found), *sinks]
 
     def start(self, *, until: Literal["stopped", "available"] = "stopped") -> StreamingQuery:
         """Recover and start; return Spark's own StreamingQuery. `run` does this and waits."""
+        where = Where(job=self.name)
         if not self._branches:
-            raise BadConfig(
-                "nothing_to_write", "The job writes nothing.", where=Where(job=self.name), next="Call job.write(…) first."
-            )
+            raise BadConfig("nothing_to_write", "The job writes nothing.", where=where, next="Call job.write(…) first.")
         if until not in ("stopped", "available"):
-            raise BadConfig(
-                "bad_until", f"until={until!r} is unknown.", where=Where(job=self.name), next="'stopped' or 'available'."
-            )
+            raise BadConfig("bad_until", f"until={until!r} is unknown.", where=where, next="'stopped' or 'available'.")
         check(self._guarantee, self.links(), job=self.name)
         frames = {name: frame for name, (frame, _) in self._branches.items()}
         mode = self._mode or ("update" if any(map(inspect.needs_update, frames.values())) else "append")
         writer = branches.union(frames).writeStream.outputMode(mode).queryName(self.name)
-        writer = writer.trigger(availableNow=True) if until == "available" else writer.trigger(processingTime=self._interval)
+        if until == "available":
+            writer = writer.trigger(availableNow=True)
+        else:
+            writer = writer.trigger(processingTime=self._interval)
         chosen = Settings(
             job=self.name,
             checkpoint=self._checkpoint,
@@ -166,8 +150,9 @@ class Job:
             bridge=self._bridge,
             adopt=self._adopt,
         )
-        self._run = Run.start(self.spark, writer, frames, {n: s for n, (_, s) in self._branches.items()}, chosen)
-        return self._run.query
+        sinks = {name: sink for name, (_, sink) in self._branches.items()}
+        self._run = Run.start(self.spark, writer, frames, sinks, chosen)
+        return cast("StreamingQuery", self._run.query)
 
     def run(self, *, until: Literal["stopped", "available"] = "stopped") -> None:
         """Run until stopped, or until all there is has been processed; SIGTERM and SIGINT stop at an epoch's end."""
@@ -196,7 +181,9 @@ class Job:
         """`with fp.Job(…) as job:` stops the job at the end of the block."""
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         """Stop cleanly, or at once if the block failed."""
         self.cancel() if kind else self.stop()
 
@@ -209,93 +196,9 @@ class Job:
         rows = [(link.part, link.best.word, link.reason) for link in self.links()]
         if rows:
             rows.append(("end to end", min(self._guarantee, weakest(self.links()).best).word, "the weakest link"))
+        head = "<tr><th>link</th><th>at best</th><th>why</th></tr>"
         cells = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-        return f"<b>{html.escape(self.name)}</b><table><tr><th>link</th><th>at best</th><th>why</th></tr>{cells}</table>"
-
-
-class Run:
-    """One running query with its driver and bridge."""
-
-    def __init__(self, query: Any, driver: Driver, bridge: Bridge) -> None:
-        self.query = query
-        self._driver = driver
-        self._bridge = bridge
-        self._ended = False
-
-    @classmethod
-    def start(
-        cls, spark: Any, writer: Any, frames: Mapping[str, Any], sinks: Mapping[str, Sink], chosen: Settings
-    ) -> Run:
-        """Recover, then start the query."""
-        modes = {name: inspect.branch_mode(frame, chosen.mode) for name, frame in frames.items()}
-        for name, sink in sinks.items():
-            if modes[name] not in sink.capabilities.modes:
-                raise BadConfig(
-                    "key_needed",
-                    "An aggregate in update mode changes rows that were written before; this sink can only add rows.",
-                    where=Where(job=chosen.job, sink=name),
-                    next="Give the sink a key (key='word'), or say mode='append' to keep every change as a row.",
-                )
-        jar = chosen.bridge != "foreach_batch" and session.bring_jar(spark)
-        bridge = _bridge(spark, chosen, jar=jar)
-        driver = Driver(
-            Plan(
-                job=chosen.job,
-                store=LocalStore(chosen.checkpoint),
-                sinks=sinks,
-                schemas={name: branches.arrow_schema(frame) for name, frame in frames.items()},
-                modes=modes,
-                guarantee=chosen.guarantee,
-                formats={
-                    **session.FORMATS,
-                    **(session.KEYED_STATE if all(map(inspect.keyed_state_only, frames.values())) else {}),
-                },
-                keep=max(100, session.epochs_retained(spark)),
-                adopt=chosen.adopt,
-            )
-        )
-        driver.recover()
-        formats = driver.book.state.lineage.formats
-        try:
-            with session.settings(spark, {**formats, **(session.use_durable_files(spark) if jar else {})}):
-                query = bridge.start(writer.option("checkpointLocation", chosen.checkpoint), driver)
-        except Exception as error:
-            driver.close()
-            bridge.close()
-            raise _from_spark(error, chosen.job) from error
-        return cls(query, driver, bridge)
-
-    def wait(self, seconds: float) -> bool:
-        """Has the query ended? `end` says how."""
-        return session.ended(self.query, seconds)
-
-    def stop(self) -> None:
-        """Let the epoch in flight finish, then end the query."""
-        self._driver.close()
-        self.cancel()
-
-    def cancel(self) -> None:
-        """End the query now."""
-        self.query.stop()
-        self.end()
-
-    def end(self) -> None:
-        """The query is over: note what is done, let go of everything, raise what ended it."""
-        if self._ended:
-            return
-        self._ended = True
-        failed = self.query.exception()
-        stopped = failed is not None and Stopping.__name__ in str(failed)
-        self._driver.close(finished=True)
-        self._bridge.close()
-        if self._driver.failure is not None:
-            raise self._driver.failure
-        if failed is not None and not stopped:
-            raise _from_spark(failed, self._driver_job) from failed
-
-    @property
-    def _driver_job(self) -> str:
-        return self._driver.book.state.lineage.job
+        return f"<b>{html.escape(self.name)}</b><table>{head}{cells}</table>"
 
 
 def start(
@@ -331,42 +234,15 @@ def start(
     return cast("StreamingQuery", run.query)
 
 
-def _bridge(spark: Any, chosen: Settings, *, jar: bool) -> Bridge:
-    if chosen.bridge not in (None, "jvm", "foreach_batch"):
-        raise BadConfig(
-            "unknown_bridge", f"There is no bridge {chosen.bridge!r}.", next="Use 'jvm' or 'foreach_batch'."
-        )
-    if chosen.bridge == "jvm" and not jar:
-        raise BadConfig(
-            "no_jar",
-            "This session takes no jar, and bridge='jvm' needs ours.",
-            where=Where(job=chosen.job),
-            next="Start the session with the jar (fencepost.spark.session.JAR) in spark.driver.extraClassPath and "
-            "spark.executor.extraClassPath, or use bridge='foreach_batch'.",
-        )
-    return JvmBridge(spark) if jar else ForeachBatchBridge(spark)
-
-
 def _local_path(path: str, job: str) -> str:
     if re.match(r"[a-z0-9]+://", path) and not path.startswith("file://"):
         raise BadConfig(
             "remote_checkpoint",
-            f"Checkpoints on {path.split(':')[0]}:// are not supported yet.",
+            f"Checkpoints on {path.split(':', maxsplit=1)[0]}:// are not supported yet.",
             where=Where(job=job, path=path),
             next="Use a folder on a local disk.",
         )
     return str(Path(path.removeprefix("file://")).absolute())
-
-
-def _from_spark(error: Any, job: str) -> FencepostError:
-    """Spark's own failure (the user's plan, a lost file, memory) in our words; the cause is chained."""
-    first = str(error).strip().split("\n")[0][:300]
-    return EpochFailed(
-        "spark_failed",
-        f"Spark ended the query: {first}",
-        where=Where(job=job),
-        next="Mend the cause (Spark's own error follows below), then start the job again.",
-    )
 
 
 @contextmanager
@@ -381,10 +257,7 @@ def _stopping_on_signals(stop: threading.Event) -> Iterator[None]:
             raise KeyboardInterrupt
         stop.set()
 
-    before: dict[int, Callable[..., Any] | int | None] = {}
-    for number in (signal.SIGTERM, signal.SIGINT):
-        before[number] = signal.getsignal(number)
-        signal.signal(number, ask)
+    before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     finally:

@@ -64,7 +64,7 @@ class Scene:
             code = FENCED
         except FencepostError as error:
             (self.folder / "error").write_text(str(error))
-        except BaseException:
+        except BaseException:  # noqa: BLE001 - the parent reads it, the child must end
             (self.folder / "error").write_text(traceback.format_exc())
         finally:
             os._exit(code)

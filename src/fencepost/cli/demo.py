@@ -19,11 +19,13 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -58,7 +60,7 @@ def run_demo(*, kills: int, seed: int, folder: Path | None) -> int:
     place = folder or Path(tempfile.mkdtemp(prefix="fencepost-demo-"))
     console.print(f"seed {seed}; everything is in {place}", highlight=False)
     try:
-        right = [_story(console, place / "story"), _words(console, place / "words", kills, random.Random(seed))]
+        right = [_story(console, place / "story"), _words(console, place / "words", kills, random.Random(seed))]  # noqa: S311 - chance, not a secret
     except DemoFailed as error:
         console.print(f"[red]{error}[/red]")
         return 1
@@ -86,11 +88,11 @@ def _story(console: Console, folder: Path) -> bool:
         if _wait(_spawn("story", folder)) != 0:
             raise DemoFailed(f"The second run failed; see {folder / 'job.log'}")
     sums = list(accumulate(number for part in STORY for number in part))
-    table = Table("guarantee", "the sums in the sink", "lost", "doubled")
+    table = Table("guarantee", "the sums in the sink", "lost", "twice")
     found = {level: _query(folder / f"{level}.db", 'SELECT "sum" FROM "sums" ORDER BY "sum"') for level in LEVELS}
     verdicts = {}
     for level in LEVELS:
-        counts = Counter(int(row[0]) for row in found[level])
+        counts = Counter(row[0] for row in found[level])
         lost, doubled = [s for s in sums if not counts[s]], [s for s in sums if counts[s] > 1]
         verdicts[level] = (lost, doubled)
         shown = " ".join(_mark(s, counts[s]) for s in sums)
@@ -103,7 +105,7 @@ def _story(console: Console, folder: Path) -> bool:
 def _mark(number: int, count: int) -> str:
     if count == 1:
         return str(number)
-    return f"[red strike]{number}[/red strike]" if not count else " ".join([f"[red]{number}[/red]"] * count)
+    return "[red]" + (" ".join([str(number)] * count) or "·" * len(str(number))) + "[/red]"
 
 
 def _numbers(found: list[int]) -> str:
@@ -130,7 +132,7 @@ def _words(console: Console, folder: Path, kills: int, chance: random.Random) ->
         while True:
             job = _spawn("words", folder)
             enough = _decided(folder) + chance.randint(1, 4)
-            kill = len(hits) < kills and _until(job, lambda n=enough: _decided(folder) >= n)
+            kill = len(hits) < kills and _until(job, partial(_has_decided, folder, enough))
             if not kill:
                 if _wait(job) != 0:
                     raise DemoFailed(f"The job failed; see {folder / 'job.log'}")
@@ -174,24 +176,32 @@ def _write_lines(folder: Path, chance: random.Random) -> dict[int, str]:
 
 
 def _decided(folder: Path) -> int:
-    """How many records the ledger holds: enough to see that epochs go by."""
-    return sum(1 for _ in (folder / "checkpoint").glob("fencepost/*/ledger/*.json"))
+    """How many decisions the ledger holds."""
+    return sum(b'"kind":"decision"' in path.read_bytes() for path in _records(folder))
+
+
+def _has_decided(folder: Path, enough: int) -> bool:
+    return _decided(folder) >= enough
+
+
+def _records(folder: Path) -> list[Path]:
+    return sorted((folder / "checkpoint").glob("fencepost/*/ledger/*.json"))
 
 
 def _where(folder: Path) -> Kill:
     """What the dead driver had done, by the files it left."""
     checkpoint = folder / "checkpoint"
-    begun, complete = (max((int(p.name) for p in (checkpoint / log).glob("[0-9]*")), default=-1) for log in _LOGS)
-    bodies = [json.loads(p.read_text())["body"] for p in sorted(checkpoint.glob("fencepost/*/ledger/*.json"))]
+    begun, complete = (
+        max((int(path.name) for path in (checkpoint / log).glob("[0-9]*")), default=-1)
+        for log in ("offsets", "commits")
+    )
+    bodies = [json.loads(path.read_text())["body"] for path in _records(folder)]
     decided = max((body["epoch"] for body in bodies if "snapshot" in body), default=-1)
     if decided > complete:
         return Kill(decided, "decided it, Spark had not completed it")
     if begun > decided:
         return Kill(begun, "begun it, not decided it")
     return Kill(complete, "completed it")
-
-
-_LOGS = ("offsets", "commits")
 
 
 # --- processes and files
@@ -207,9 +217,8 @@ def _spawn(what: str, folder: Path, environment: dict[str, str] | None = None) -
         )
 
 
-def _until(job: subprocess.Popen[bytes], true: object) -> bool:
+def _until(job: subprocess.Popen[bytes], true: Callable[[], bool]) -> bool:
     """Wait until something is true; False if the job ended before."""
-    assert callable(true)
     deadline = time.monotonic() + PATIENCE_S
     while not true():
         if job.poll() is not None:
@@ -247,7 +256,7 @@ def _put(folder: Path, name: str, lines: list[str], order: int) -> None:
     temp.rename(folder / name)
 
 
-def _query(database: Path, sql: str) -> list[tuple[object, ...]]:
+def _query(database: Path, sql: str) -> list[tuple[Any, ...]]:
     connection = sqlite3.connect(database)
     try:
         return connection.execute(sql).fetchall()
@@ -256,7 +265,7 @@ def _query(database: Path, sql: str) -> list[tuple[object, ...]]:
 
 
 @contextmanager
-def _progress(console: Console, text: str) -> Iterator[object]:
+def _progress(console: Console, text: str) -> Iterator[Callable[[str], None]]:
     """A live line in a terminal, plain lines elsewhere; gives a function that adds a line."""
     if not console.is_terminal:
         console.print(text)

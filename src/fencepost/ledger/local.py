@@ -15,7 +15,6 @@ from pathlib import Path
 
 from fencepost import faults
 
-
 STALE_S = 3600
 
 

@@ -174,4 +174,3 @@ def _damaged(job: str, number: int, what: str) -> CheckpointRefused:
         where=Where(job=job),
         next="Restore the record from a copy of the checkpoint, or restore a savepoint. Do not delete records.",
     )
-

@@ -155,7 +155,7 @@ def tidy(book: Book) -> Step[None]:
 
 
 def check_not_replaced(book: Book) -> Step[None]:
-    """After a failed epoch: was it a newer driver's doing? Then this one is fenced, and starting again would be wrong."""
+    """After a failed epoch: was it a newer driver's doing? Then this one is fenced and must not start again."""
     names = yield from ask(Names("failed.list", book.state.lineage_id))
     if names[-1:] > (book.state.last,):
         raise_fenced(book, (yield from read_ledger(book.state.lineage_id, book.state.lineage.job)))

@@ -173,9 +173,7 @@ def _redo(state: State, record: Record) -> State:
 
 def _void(state: State, record: Record) -> State:
     _, taken_back = state.decisions[-1]
-    return replace(
-        state, open=None, end=taken_back.start, decisions=state.decisions[:-1], voided=taken_back.epoch
-    )
+    return replace(state, open=None, end=taken_back.start, decisions=state.decisions[:-1], voided=taken_back.epoch)
 
 
 def _done(state: State, record: Record) -> State:

@@ -72,7 +72,7 @@ class StandIn:
         folder = self.checkpoint / "state" / "0" / "0"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{epoch + 1}_{attempt}.changelog").write_text(str(total))
-        snapshot = f'v2\n{json.dumps({"nextBatchWatermarkMs": 0, "stateUniqueIds": {"0": [[attempt]]}})}'
+        snapshot = f"v2\n{json.dumps({'nextBatchWatermarkMs': 0, 'stateUniqueIds': {'0': [[attempt]]}})}"
         faults.reach("engine.planned")
         driver.run_epoch(epoch, driver.stage(epoch, self._table(rows)), lambda: snapshot)
         faults.reach("engine.returned")
@@ -120,6 +120,6 @@ class StandIn:
         structs = pa.array(table.to_pylist(), pa.struct(list(SCHEMA)))
         nothing = pa.nulls(len(structs), structs.type)
         for index, name in enumerate(self.sinks, start=1):
-            columns = {other: structs if other == name else nothing for other in self.sinks}
-            tagged.append(pa.table({TAG: pa.array([index] * len(structs), pa.int32()), **columns}))
+            branches = {other: structs if other == name else nothing for other in self.sinks}
+            tagged.append(pa.table({TAG: pa.array([index] * len(structs), pa.int32()), **branches}))
         return pa.concat_tables(tagged)

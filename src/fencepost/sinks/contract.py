@@ -83,7 +83,7 @@ class Sink(ABC):
 
 
 class Session(ABC):
-    """The driver's side of a sink, for one start of the query; called from one thread at a time, not always the same."""
+    """The driver's side of a sink, for one start of the query; called by one thread at a time, not always the same."""
 
     @abstractmethod
     def preflight(self, schema: pa.Schema, mode: OutputMode) -> str:

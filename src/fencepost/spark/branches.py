@@ -1,8 +1,8 @@
 """Several DataFrames of one job as one query: a tagged union, so that one epoch has one decision.
 
-    __fencepost_sink | raw: struct<…> | counts: struct<…>
-                   1 | {…}            | null
-                   2 | null           | {…}
+__fencepost_sink | raw: struct<…> | counts: struct<…>
+               1 | {…}            | null
+               2 | null           | {…}
 """
 
 from __future__ import annotations
@@ -24,8 +24,11 @@ def union(frames: Mapping[str, Any]) -> Any:
 
     def tagged(index: int, name: str) -> Any:
         columns = [
-            (F.struct(*[F.col(_quoted(c)) for c in frame.columns]) if other == name else F.lit(None).cast(frame.schema))
-            .alias(other)
+            (
+                F.struct(*[F.col(_quoted(c)) for c in frame.columns])
+                if other == name
+                else F.lit(None).cast(frame.schema)
+            ).alias(other)
             for other, frame in frames.items()
         ]
         return frames[name].select(F.lit(index).cast("int").alias(TAG), *columns)

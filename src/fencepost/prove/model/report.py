@@ -63,7 +63,8 @@ def explore(wanted: Iterable[Task], processes: int) -> Iterator[Verdict]:
     wanted = tuple(wanted)
     # The parts of a job cannot share what they learned, so splitting it costs almost as much again.
     split = max(1, processes // max(1, len(wanted)))
-    with _pool(processes) as pool:
+    # A process per part: what it remembers of one job is of no use to the next, and is half a gigabyte.
+    with _pool(processes, each=1) as pool:
         parts = [[pool.submit(_part, task, (n, split)) for n in range(split)] for task in wanted]
         for task, futures in zip(wanted, parts, strict=True):
             done = [future.result() for future in futures]
@@ -88,9 +89,8 @@ def hunt_all(processes: int) -> Iterator[tuple[str, str, Caught | None]]:
             yield sabotage.name, sabotage.what, future.result()
 
 
-def _pool(processes: int) -> ProcessPoolExecutor:
-    # A task's memory is gone with its process: situations of one job are of no use to the next.
-    return ProcessPoolExecutor(processes, mp_context=get_context("spawn"), max_tasks_per_child=1)
+def _pool(processes: int, each: int | None = None) -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(processes, mp_context=get_context("spawn"), max_tasks_per_child=each)
 
 
 def _part(task: Task, share: tuple[int, int]) -> Verdict:

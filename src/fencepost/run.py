@@ -1,0 +1,137 @@
+"""One running query with its driver and its bridge: recovery before it, a clean end after it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from fencepost.driver import Driver, Plan, Stopping
+from fencepost.errors import BadConfig, EpochFailed, FencepostError, Where
+from fencepost.guarantee import Guarantee
+from fencepost.ledger import LocalStore
+from fencepost.sinks.contract import Sink
+from fencepost.spark import branches, inspect, session
+from fencepost.spark.bridge import Bridge, ForeachBatchBridge, JvmBridge
+
+BridgeName = Literal["jvm", "foreach_batch"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What a start needs to know besides the DataFrame and its sinks."""
+
+    job: str
+    checkpoint: str
+    guarantee: Guarantee
+    mode: str
+    bridge: BridgeName | None = None
+    adopt: bool = False
+
+
+class Run:
+    """One running query with its driver and bridge."""
+
+    def __init__(self, query: Any, driver: Driver, bridge: Bridge) -> None:
+        self.query = query
+        self._driver = driver
+        self._bridge = bridge
+        self._ended = False
+
+    @classmethod
+    def start(
+        cls, spark: Any, writer: Any, frames: Mapping[str, Any], sinks: Mapping[str, Sink], chosen: Settings
+    ) -> Run:
+        """Recover, then start the query."""
+        modes = {name: inspect.branch_mode(frame, chosen.mode) for name, frame in frames.items()}
+        for name, sink in sinks.items():
+            if modes[name] not in sink.capabilities.modes:
+                raise BadConfig(
+                    "key_needed",
+                    "An aggregate in update mode changes rows that were written before; this sink can only add rows.",
+                    where=Where(job=chosen.job, sink=name),
+                    next="Give the sink a key (key='word'), or say mode='append' to keep every change as a row.",
+                )
+        jar = chosen.bridge != "foreach_batch" and session.bring_jar(spark)
+        bridge = _bridge(spark, chosen, jar=jar)
+        driver = Driver(
+            Plan(
+                job=chosen.job,
+                store=LocalStore(chosen.checkpoint),
+                sinks=sinks,
+                schemas={name: branches.arrow_schema(frame) for name, frame in frames.items()},
+                modes=modes,
+                guarantee=chosen.guarantee,
+                formats={
+                    **session.FORMATS,
+                    **(session.KEYED_STATE if all(map(inspect.keyed_state_only, frames.values())) else {}),
+                },
+                keep=max(100, session.epochs_retained(spark)),
+                adopt=chosen.adopt,
+            )
+        )
+        driver.recover()
+        formats = driver.book.state.lineage.formats
+        try:
+            with session.settings(spark, {**formats, **(session.use_durable_files(spark) if jar else {})}):
+                query = bridge.start(writer.option("checkpointLocation", chosen.checkpoint), driver)
+        except Exception as error:
+            driver.close()
+            bridge.close()
+            raise _from_spark(error, chosen.job) from error
+        return cls(query, driver, bridge)
+
+    def wait(self, seconds: float) -> bool:
+        """Has the query ended? `end` says how."""
+        return session.ended(self.query, seconds)
+
+    def stop(self) -> None:
+        """Let the epoch in flight finish, then end the query."""
+        self._driver.close()
+        self.cancel()
+
+    def cancel(self) -> None:
+        """End the query now."""
+        self.query.stop()
+        self.end()
+
+    def end(self) -> None:
+        """The query is over: note what is done, let go of everything, raise what ended it."""
+        if self._ended:
+            return
+        self._ended = True
+        failed = self.query.exception()
+        stopped = failed is not None and Stopping.__name__ in str(failed)
+        self._driver.close(finished=True)
+        self._bridge.close()
+        if self._driver.failure is not None:
+            raise self._driver.failure
+        if failed is not None and not stopped:
+            raise _from_spark(failed, self._driver.book.state.lineage.job) from failed
+
+
+def _bridge(spark: Any, chosen: Settings, *, jar: bool) -> Bridge:
+    if chosen.bridge not in (None, "jvm", "foreach_batch"):
+        raise BadConfig(
+            "unknown_bridge", f"There is no bridge {chosen.bridge!r}.", next="Use 'jvm' or 'foreach_batch'."
+        )
+    if chosen.bridge == "jvm" and not jar:
+        raise BadConfig(
+            "no_jar",
+            "This session takes no jar, and bridge='jvm' needs ours.",
+            where=Where(job=chosen.job),
+            next="Start the session with the jar (fencepost.spark.session.JAR) in spark.driver.extraClassPath and "
+            "spark.executor.extraClassPath, or use bridge='foreach_batch'.",
+        )
+    return JvmBridge(spark) if jar else ForeachBatchBridge(spark)
+
+
+def _from_spark(error: Any, job: str) -> FencepostError:
+    """Spark's own failure (the user's plan, a lost file, memory) in our words; the cause is chained."""
+    first = str(error).strip().split("\n")[0][:300]
+    return EpochFailed(
+        "spark_failed",
+        f"Spark ended the query: {first}",
+        where=Where(job=job),
+        next="Mend the cause (Spark's own error follows below), then start the job again.",
+    )
