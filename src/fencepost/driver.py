@@ -17,6 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import pyarrow as pa
 
+from fencepost import faults
 from fencepost.errors import EpochFailed, Fenced, FencepostError, RecoveryNeeded, Where
 from fencepost.guarantee import Guarantee
 from fencepost.ledger import Store
@@ -24,7 +25,7 @@ from fencepost.perform import Performer, Running
 from fencepost.protocol.append import Book
 from fencepost.protocol.epoch import SinkFacts, check_not_replaced, mark_done, run_claimed, run_epoch, run_plainly, tidy
 from fencepost.protocol.records import Epoch, Kept, Lineage, SinkRecord, Writer
-from fencepost.protocol.recover import Start, recover
+from fencepost.protocol.recover import Start, begin, settle
 from fencepost.sinks.contract import OutputMode, Sink
 from fencepost.spark.checkpoint import SparkLog
 
@@ -81,10 +82,12 @@ class Driver:
                 keep=plan.keep,
                 adopt=plan.adopt,
             )
-            self._book = self._performer.run(recover(start))
+            self._book = self._performer.run(begin(start))
+            self._performer.run(settle(self._book, start))
         except FencepostError as error:
+            reason = (self._book and self._fenced()) or error
             self._performer.close()
-            raise error.at(job=plan.job) from error.__cause__
+            raise reason.at(job=plan.job) from error.__cause__
         except OSError as error:
             self._performer.close()
             raise RecoveryNeeded(
@@ -142,6 +145,7 @@ class Driver:
                 self._performer.rollback()
                 self.failure = self._fenced() or self._explain(error, number)
                 raise self.failure from error
+            faults.reach("complete.before")  # the engine writes commits/N next
 
     def close(self, *, finished: bool = True) -> None:
         """Wait for the epoch in flight, let no other begin; `finished` also notes that the last one is done."""

@@ -77,6 +77,29 @@ def sink_link(name: str, sink: Capabilities) -> Link:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What `fencepost check` and a notebook show: the links, the level they give, and what else is worth knowing."""
+
+    job: str
+    asked: Guarantee
+    links: tuple[Link, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def holds(self) -> bool:
+        """Is the asked level given?"""
+        return self.asked <= weakest(self.links).best
+
+    @property
+    def rows(self) -> list[tuple[str, str, str]]:
+        """Part, level, reason; the job itself last."""
+        limit = weakest(self.links)
+        level = min(self.asked, limit.best)
+        end = "as asked" if self.holds else f"asked for {self.asked.word}, but {limit.part} is the weakest link"
+        return [*((link.part, link.best.word, link.reason) for link in self.links), ("end to end", level.word, end)]
+
+
 def weakest(links: Iterable[Link]) -> Link:
     """The link that limits the job; the first one, if several do."""
     return min(links, key=lambda link: link.best)

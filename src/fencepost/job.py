@@ -10,14 +10,14 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 from fencepost.errors import BadConfig, Where
-from fencepost.guarantee import Guarantee, Link, check, sink_link, source_link, weakest
+from fencepost.guarantee import Guarantee, Link, Report, check, sink_link, source_link
 from fencepost.run import BridgeName, Run, Settings
 from fencepost.sinks.contract import Sink
 from fencepost.sources.contract import Source
@@ -127,14 +127,24 @@ class Job:
         sinks = [sink_link(name, sink.capabilities) for name, (_, sink) in self._branches.items()]
         return [*dict.fromkeys(found), *sinks]
 
+    def check(self) -> Report:
+        """Which guarantee holds end to end, and why; before any data flows."""
+        if not self._branches:
+            raise BadConfig(
+                "nothing_to_write",
+                "The job writes nothing.",
+                where=Where(job=self.name),
+                next="Call job.write(…) first.",
+            )
+        jar = self._bridge != "foreach_batch" and session.bring_jar(self.spark)
+        return Report(self.name, self._guarantee, tuple(self.links()), () if jar else (session.WITHOUT_JAR,))
+
     def start(self, *, until: Literal["stopped", "available"] = "stopped") -> StreamingQuery:
         """Recover and start; return Spark's own StreamingQuery. `run` does this and waits."""
-        where = Where(job=self.name)
-        if not self._branches:
-            raise BadConfig("nothing_to_write", "The job writes nothing.", where=where, next="Call job.write(…) first.")
         if until not in ("stopped", "available"):
+            where = Where(job=self.name)
             raise BadConfig("bad_until", f"until={until!r} is unknown.", where=where, next="'stopped' or 'available'.")
-        check(self._guarantee, self.links(), job=self.name)
+        check(self._guarantee, self.check().links, job=self.name)
         frames = {name: frame for name, (frame, _) in self._branches.items()}
         mode = self._mode or ("update" if any(map(inspect.needs_update, frames.values())) else "append")
         writer = branches.union(frames).writeStream.outputMode(mode).queryName(self.name)
@@ -193,9 +203,7 @@ class Job:
 
     def _repr_html_(self) -> str:
         """For notebooks: the links and the guarantee they give."""
-        rows = [(link.part, link.best.word, link.reason) for link in self.links()]
-        if rows:
-            rows.append(("end to end", min(self._guarantee, weakest(self.links()).best).word, "the weakest link"))
+        rows = self.check().rows if self._branches else []
         head = "<tr><th>link</th><th>at best</th><th>why</th></tr>"
         cells = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
         return f"<b>{html.escape(self.name)}</b><table>{head}{cells}</table>"

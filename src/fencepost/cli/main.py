@@ -1,4 +1,4 @@
-"""The command line: `fencepost demo`."""
+"""The command line: `fencepost demo`, `fencepost check`."""
 
 from __future__ import annotations
 
@@ -30,6 +30,15 @@ def demo(kills: int, seed: int | None, folder: Path | None) -> None:
         raise click.BadParameter("it exists already; name a new folder", param_hint="--folder")
     chosen = random.randrange(1_000_000) if seed is None else seed  # noqa: S311 - not a secret
     sys.exit(run_demo(kills=kills, seed=chosen, folder=folder))
+
+
+@cli.command()
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+def check(file: Path) -> None:
+    """Say which guarantee the jobs in FILE have end to end, and which link is the weakest."""
+    from fencepost.cli.check import run_check  # noqa: PLC0415 - as above
+
+    sys.exit(run_check(file))
 
 
 def main() -> None:

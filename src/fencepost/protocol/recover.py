@@ -71,16 +71,27 @@ class Start:
 
 def recover(start: Start) -> Step[Book]:
     """Bring ledger, sinks and Spark's log into one state; return the book of the now only writer."""
+    book = yield from begin(start)
+    yield from settle(book, start)
+    return book
+
+
+def begin(start: Start) -> Step[Book]:
+    """Find the ledger, verify it, take over."""
     lineage_id = yield from identify(start)
     state = yield from read_ledger(lineage_id, start.lineage.job)
     check_same_job(start, state.lineage)
-    book = yield from take_over(start, state)
-    yield from ask(OpenSinks("recover.open", lineage_id, state.lineage.generation, book.writer))
-    if book.state.lineage.guarantee == "exactly_once":
+    return (yield from take_over(start, state))
+
+
+def settle(book: Book, start: Start) -> Step[None]:
+    """As the only writer: finish what is decided, undo what is not, put Spark's log right."""
+    state = book.state
+    yield from ask(OpenSinks("recover.open", state.lineage_id, state.lineage.generation, book.writer))
+    if state.lineage.guarantee == "exactly_once":
         yield from finish(book, start)
         yield from abort_orphans(book, start)
         yield from rebuild(book)
-    return book
 
 
 def identify(start: Start) -> Step[str]:

@@ -49,11 +49,25 @@ STATE_FILES: Mapping[str, str] = {
 }
 """The same for the other way to `file:`, by which state snapshots are copied; for the one query that starts."""
 
+WITHOUT_JAR = (
+    "without the jar: epochs pass through foreachBatch and the driver's memory, which is slower; "
+    "and on a local disk Spark does not fsync, so a power cut (not a crash) may damage the checkpoint"
+)
+
 OWN: Mapping[str, str] = {
     "spark.python.unix.domain.socket.enabled": "true",  # 40 ms less per Python stage
     "spark.ui.showConsoleProgress": "false",
 }
 """Settings of a session that we make."""
+
+
+LOCAL: Mapping[str, str] = {
+    "spark.master": "local[*]",
+    # One machine needs no port that others can reach.
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+}
+"""Settings of a session that we make on one machine; `conf` overrides them."""
 
 
 def make_session(job: str, conf: Mapping[str, str], *, jar: bool = True) -> SparkSession:
@@ -65,9 +79,8 @@ def make_session(job: str, conf: Mapping[str, str], *, jar: bool = True) -> Spar
     # A session stopped earlier in this process leaves its JVM, and a JVM's class path cannot grow.
     builder = sql.SparkSession.builder.appName(job)
     settings = dict(OWN)
-    if "SPARK_ENV_LOADED" not in os.environ and "MASTER" not in os.environ:
-        settings["spark.master"] = "local[*]"
-        settings["spark.sql.shuffle.partitions"] = str(max(1, len(os.sched_getaffinity(0))))
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # plain `python job.py`; spark-submit brings its own master
+        settings |= {**LOCAL, "spark.sql.shuffle.partitions": str(len(os.sched_getaffinity(0)))}
     if jar:
         settings |= {f"spark.hadoop.{key}": value for key, value in CHECKPOINT_FILES.items()}
         for key in ("spark.driver.extraClassPath", "spark.executor.extraClassPath"):
