@@ -18,6 +18,7 @@ lint: setup ## check style and types
 	@$(python) -m ruff check
 	@$(python) -m ruff format --check
 	@$(python) -m mypy
+	@$(python) -m mypy tests/typing/api.py
 
 model: setup ## run the protocol through every crash, in memory
 	@$(python) -m fencepost prove --model $(ARGS)

@@ -239,6 +239,7 @@ def start(
         job=name, checkpoint=_local_path(path, name), guarantee=level, mode=mode, bridge=bridge, adopt=adopt
     )
     run = Run.start(frame.sparkSession, writer, {to.name: frame}, {to.name: to}, chosen)
+    threading.Thread(target=run.end_with_query, name=f"fencepost-{name}", daemon=True).start()
     return cast("StreamingQuery", run.query)
 
 

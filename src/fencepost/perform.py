@@ -5,6 +5,7 @@ Never decides anything: what happens next is `protocol/`'s word alone.
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from collections.abc import Callable, Mapping
@@ -21,6 +22,8 @@ from fencepost.sinks.contract import Owner, Session
 from fencepost.spark.checkpoint import SparkLog
 
 T = TypeVar("T")
+
+log = logging.getLogger("fencepost")
 
 
 @dataclass(slots=True)
@@ -143,6 +146,16 @@ def record_name(lineage: str, number: int) -> str:
     return f"{ledger_folder(lineage)}/{number:020d}.json"
 
 
+def _mute(performer: Performer, effect: e.Mute) -> None:
+    log.warning(
+        "job %s: epoch %d was claimed by a driver that died; its rows may have left, so they are not sent again. "
+        "Its range is in the ledger, in the claim of epoch %d.",
+        performer.job,
+        effect.epoch,
+        effect.epoch,
+    )
+
+
 def _wait(performer: Performer, effect: e.Wait) -> None:
     time.sleep(min(0.05 * 2**effect.attempt, 5.0) * random.uniform(0.5, 1.0))  # noqa: S311 - spreads retries
 
@@ -170,6 +183,6 @@ _DO: Mapping[type[e.Effect[Any]], Callable[[Performer, Any], Any]] = {
     e.Abort: lambda p, effect: p.sessions[effect.handle.sink].abort(effect.handle),
     e.SweepStaged: Performer._sweep,
     e.WritePlainly: Performer._write_plainly,
-    e.Mute: lambda p, effect: None,
+    e.Mute: _mute,
     e.Wait: _wait,
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ from fencepost.ledger import LocalStore
 from fencepost.sinks.contract import Sink
 from fencepost.spark import branches, inspect, session
 from fencepost.spark.bridge import Bridge, ForeachBatchBridge, JvmBridge
+from fencepost.spark.checkpoint import SparkLog
 
 BridgeName = Literal["jvm", "foreach_batch"]
 
@@ -54,18 +56,16 @@ class Run:
                 )
         jar = chosen.bridge != "foreach_batch" and session.bring_jar(spark)
         bridge = _bridge(spark, chosen, jar=jar)
+        store = LocalStore(chosen.checkpoint)
         driver = Driver(
             Plan(
                 job=chosen.job,
-                store=LocalStore(chosen.checkpoint),
+                store=store,
                 sinks=sinks,
                 schemas={name: branches.arrow_schema(frame) for name, frame in frames.items()},
                 modes=modes,
                 guarantee=chosen.guarantee,
-                formats={
-                    **session.FORMATS,
-                    **(session.KEYED_STATE if all(map(inspect.keyed_state_only, frames.values())) else {}),
-                },
+                formats=_formats(spark, frames, SparkLog(store), chosen),
                 keep=max(100, session.epochs_retained(spark)),
                 adopt=chosen.adopt,
             )
@@ -95,6 +95,13 @@ class Run:
         self.query.stop()
         self.end()
 
+    def end_with_query(self) -> None:
+        """Wait for the query's end, then let go; whoever holds the query is told by the query itself how it ended."""
+        with suppress(FencepostError):
+            while not self.wait(1):
+                pass
+            self.end()
+
     def end(self) -> None:
         """The query is over: note what is done, let go of everything, raise what ended it."""
         if self._ended:
@@ -108,6 +115,22 @@ class Run:
             raise self._driver.failure
         if failed is not None and not stopped:
             raise _from_spark(failed, self._driver.book.state.lineage.job) from failed
+
+
+def _formats(spark: Any, frames: Mapping[str, Any], log: SparkLog, chosen: Settings) -> Mapping[str, str]:
+    """Chosen at the first start; an adopted checkpoint keeps its own."""
+    found = log.identity()
+    if not (chosen.adopt and found.epochs and not found.ledgers):
+        keyed = all(map(inspect.keyed_state_only, frames.values()))
+        return {**session.FORMATS, **(session.KEYED_STATE if keyed else {})}
+    if log.has_state_of_format_1() and not spark.sparkContext.master.startswith("local["):
+        raise BadConfig(
+            "state_format_1",
+            "This checkpoint has state of format 1, in which any attempt may overwrite the state of another.",
+            where=Where(job=chosen.job, path=chosen.checkpoint),
+            next="Adopt it with a local master (one executor), or begin a new checkpoint.",
+        )
+    return {}
 
 
 def _bridge(spark: Any, chosen: Settings, *, jar: bool) -> Bridge:

@@ -68,10 +68,8 @@ def test_a_window_is_written_once_when_the_watermark_passed_it(spark: Any, place
         drop_json(place.input, *({"at": f"2026-01-01T00:00:{second:02d}Z"} for second in seconds))
         job = place.job(spark, bridge)
         events = job.read(fp.Files(str(place.input), format="json", schema="at TIMESTAMP", max_files_per_epoch=1))
-        windows = events.withWatermark("at", "0 seconds").groupBy("window")
-        counts = events.withWatermark("at", "0 seconds").selectExpr("window(at, '10 seconds') AS w").groupBy("w")
-        del windows
-        frame = counts.count().selectExpr("date_format(w.start, 'ss') AS start", "count")
+        windows = events.withWatermark("at", "0 seconds").selectExpr("window(at, '10 seconds') AS w").groupBy("w")
+        frame = windows.count().selectExpr("date_format(w.start, 'ss') AS start", "count")
         job.write(frame, fp.SQLite(place.database, table="windows"))
         job.run(until="available")
 

@@ -60,7 +60,8 @@ def run_demo(*, kills: int, seed: int, folder: Path | None) -> int:
     place = folder or Path(tempfile.mkdtemp(prefix="fencepost-demo-"))
     console.print(f"seed {seed}; everything is in {place}", highlight=False)
     try:
-        right = [_story(console, place / "story"), _words(console, place / "words", kills, random.Random(seed))]  # noqa: S311 - chance, not a secret
+        chance = random.Random(seed)  # noqa: S311 - not a secret
+        right = [_story(console, place / "story"), _words(console, place / "words", kills, chance)]
     except DemoFailed as error:
         console.print(f"[red]{error}[/red]")
         return 1

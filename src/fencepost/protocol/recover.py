@@ -92,6 +92,19 @@ def settle(book: Book, start: Start) -> Step[None]:
         yield from finish(book, start)
         yield from abort_orphans(book, start)
         yield from rebuild(book)
+    elif state.lineage.guarantee == "at_most_once":
+        yield from keep_claimed_range(book)
+
+
+def keep_claimed_range(book: Book) -> Step[None]:
+    """at_most_once: a claimed epoch that is not complete runs again, muted; a wider range would lose more rows."""
+    if not book.state.claims:
+        return
+    _, claim = book.state.claims[-1]
+    complete = yield from ask(LogNames("recover.claim.complete", "commits"))
+    found = yield from ask(LogRead("recover.claim.read", "offsets", claim.epoch))
+    if claim.epoch not in complete and found != claim.offsets:
+        yield from ask(LogWrite("recover.claim", "offsets", claim.epoch, claim.offsets))
 
 
 def identify(start: Start) -> Step[str]:

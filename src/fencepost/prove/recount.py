@@ -1,4 +1,4 @@
-"""Counts again, from the input files, what the killed job's sinks must hold. It imports nothing of fencepost on purpose:
+"""Counts again, from the input files, what the sinks must hold. It imports nothing of fencepost on purpose:
 
     python recount.py IN-FOLDER totals:totals.db rows:rows-folder table:rows.db
 

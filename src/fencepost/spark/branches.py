@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import reduce
+from inspect import signature
 from typing import Any
 
 import pyarrow as pa
@@ -41,7 +42,9 @@ def arrow_schema(frame: Any) -> pa.Schema:
     """The columns that a sink will be given."""
     from pyspark.sql.pandas.types import to_arrow_schema  # noqa: PLC0415 - as above
 
-    return to_arrow_schema(frame.schema)
+    # Spark 4.2 says UTC by itself, 4.3 wants to be told; the JVM writes UTC in both.
+    zone = {"timezone": "UTC"} if "timezone" in signature(to_arrow_schema).parameters else {}
+    return to_arrow_schema(frame.schema, **zone)
 
 
 def _quoted(column: str) -> str:

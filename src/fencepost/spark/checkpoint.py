@@ -39,6 +39,12 @@ class SparkLog:
         """A driver that died before number 0 left a folder, perhaps with a temporary file, but no ledger."""
         return any(name.endswith(".json") for name in self._store.list(f"fencepost/{lineage}/ledger"))
 
+    def has_state_of_format_1(self) -> bool:
+        """State files without the id of the attempt that wrote them."""
+        newest = self.names("commits")[-1:]
+        text = self.read("commits", Epoch(newest[0])) if newest else None
+        return bool(self._store.list("state")) and not state_ids(text or "")
+
     def write_metadata(self, lineage: str) -> None:
         """Fix Spark's query id."""
         self._store.replace("metadata", json.dumps({"id": lineage}, separators=(",", ":")).encode())

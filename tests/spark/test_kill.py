@@ -1,0 +1,79 @@
+"""Real Spark, real SIGKILL: one checkpoint lives through a chain of kills at the points that matter most.
+
+`tests/prove/test_kill.py` kills every point × every sink without Spark; `make kill N=…` kills every point with it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from fencepost.prove.scene import KILLED, ROWS_PER_FILE, Scene, end_group, is_stopped, until
+from fencepost.prove.spark_job import FENCED
+
+pytestmark = pytest.mark.spark
+
+NOTHING = {"lost": 0, "doubled": 0, "wrong": 0}
+EXACT = {"totals": NOTHING, "rows": NOTHING}
+
+
+def test_kills_before_in_and_after_the_decision_lose_and_double_nothing(tmp_path: Path) -> None:
+    """Every kill must have happened; each restart first recovers from the kill before it. The last driver sleeps while
+    another takes over: it is fenced when it wakes, and changes nothing.
+    """
+    scene = Scene(tmp_path / "scene")
+    first = scene.feed(2)
+    kills = {"task": scene.run("", None, "--kill-at-id", str(first + 15))}  # a task of the second epoch
+    for fault in (
+        "decide.after=kill",
+        "recover.takeover.after=kill",  # with a decision open
+        "commit.before=kill@4",  # 1 and 2 are recovery's own; 4 is between the two sinks of the first new epoch
+        "recover.rebuild.after=kill",  # in the rebuild of Spark's log, which lacks that epoch's commits/N
+        "complete.before=kill",
+    ):
+        scene.feed(2)
+        kills[fault] = scene.run(fault)
+        if "@4" in fault:
+            halves = scene.verdict()
+            assert halves["rows"]["lost"] - halves["totals"]["lost"] == ROWS_PER_FILE
+    assert dict.fromkeys(kills, KILLED) == kills
+
+    scene.feed(1)
+    sleeper = scene.start("decide.before=stop@2")
+    until(sleeper, lambda: is_stopped(sleeper), "its second decision")
+    os.killpg(sleeper.pid, signal.SIGSTOP)  # its JVM, too
+    old = scene.writers()
+    second = scene.start()
+    try:
+        until(second, lambda: scene.writers() != old, "it took over")
+        os.killpg(sleeper.pid, signal.SIGCONT)
+        assert (FENCED, 0) == (scene.wait(sleeper), scene.wait(second))
+    finally:
+        end_group(sleeper)
+        end_group(second)
+    records = scene.records()
+    taken = scene.writers()[-1]
+    assert {taken} == {record["writer"] for record in records if record["number"] >= taken}
+    assert EXACT == scene.verdict()
+    assert 8 == scene.starts
+
+
+def test_kills_lose_and_double_nothing_without_the_jar(tmp_path: Path) -> None:
+    """The same through `foreachBatch`: undecided, then decided and not complete."""
+    scene = Scene(tmp_path / "scene", bridge="foreach_batch")
+    scene.feed(3)
+    assert [KILLED, KILLED] == [scene.run("precommit.after=kill@2"), scene.run("complete.before=kill")]
+    assert 0 == scene.run()
+    assert EXACT == scene.verdict()
+
+
+def test_the_checker_finds_the_duplicates_of_a_plain_job(tmp_path: Path) -> None:
+    """A sabotaged twin: `foreachBatch` and INSERT, killed between the insert and `commits/N`."""
+    scene = Scene(tmp_path / "scene")
+    scene.feed(2)
+    assert KILLED == scene.run("plain.inserted=kill@2", None, "--plain")
+    assert 0 == scene.run("", None, "--plain")
+    assert {"table": NOTHING | {"doubled": ROWS_PER_FILE}} == scene.verdict(f"table:{scene.folder / 'rows.db'}")

@@ -1,0 +1,84 @@
+"""Spark's own log as files; no Spark is needed to read or rebuild it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fencepost.ledger import LocalStore
+from fencepost.protocol.records import Epoch
+from fencepost.spark.checkpoint import SparkLog, source_offsets, state_ids
+
+V1 = 'v1\n{"conf":{}}\n{"logOffset":4}\n-\n{"topic":{"0":17}}'
+V2 = 'v2\n{"conf":{}}\nclicks:{"logOffset":4}\nviews:{"topic":{"0":17}}'
+
+
+def put(folder: Path, files: dict[str, str]) -> SparkLog:
+    """A checkpoint with these files."""
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return SparkLog(LocalStore(folder))
+
+
+def names(folder: Path) -> set[str]:
+    """All files under a folder."""
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_source_offsets_are_read_in_both_versions() -> None:
+    assert {"0": 4, "1": None, "2": None} == source_offsets(V1)
+    assert {"clicks": 4, "views": None} == source_offsets(V2)
+
+
+def test_state_ids_of_stateless_and_broken_texts_are_none() -> None:
+    assert {} == state_ids('v1\n{"nextBatchWatermarkMs":0}')
+    assert {} == state_ids("")
+    assert {"0": [["a"], ["b", "c"]]} == state_ids('v2\n{"stateUniqueIds":{"0":[["a"],["b","c"]]}}')
+
+
+def test_what_a_file_source_noted_after_the_last_decision_is_forgotten_and_nothing_else(tmp_path: Path) -> None:
+    entry = 'v1\n{"path":"file:///x","timestamp":1,"batchId":5}'
+    log = put(
+        tmp_path,
+        {
+            "sources/0/4": entry,
+            "sources/0/5": entry,
+            "sources/0/.5.crc": "",
+            "sources/0/9.compact": "",
+            "sources/1/0": entry,
+            "sources/2/0": 'v1\n{"topic":{"0":3}}',
+            "state/0/0/1_a.changelog": "",
+        },
+    )
+    log.forget_undecided(V1)
+    assert {"sources/0/4", "sources/2/0", "state/0/0/1_a.changelog"} == names(tmp_path)
+    log.forget_undecided(None)
+    assert {"sources/2/0"} == names(tmp_path)
+
+
+def test_sums_cover_the_entries_of_one_epoch_and_find_a_changed_byte(tmp_path: Path) -> None:
+    log = put(tmp_path, {f"sources/0/{n}": f"entry {n}" for n in range(6)})
+    before, now = (f'v1\n{{}}\n{{"logOffset":{n}}}' for n in (2, 4))
+    sums = log.source_sums(before, now)
+    assert {"0/3", "0/4"} == set(sums)
+    assert {"0/0", "0/1", "0/2"} == set(log.source_sums(None, before))
+    assert {"0/1"} == set(log.source_sums('v1\n{}\n{"logOffset":0}', 'v1\n{}\n{"logOffset":1}'))
+    assert () == log.lost_files(Epoch(1), "", sums)
+    (tmp_path / "sources/0/3").write_text("entrY 3")
+    assert ("sources/0/3",) == log.lost_files(Epoch(1), "", sums)
+
+
+def test_an_entry_that_spark_compacted_away_is_not_missing(tmp_path: Path) -> None:
+    log = put(tmp_path, {"sources/0/3": "x"})
+    sums = log.source_sums(None, 'v1\n{}\n{"logOffset":3}')
+    (tmp_path / "sources/0/3").unlink()
+    assert ("sources/0/3",) == log.lost_files(Epoch(1), "", sums)
+    put(tmp_path, {"sources/0/9.compact": "all of them"})
+    assert () == log.lost_files(Epoch(1), "", sums)
+
+
+def test_a_state_file_that_the_snapshot_names_is_missed(tmp_path: Path) -> None:
+    snapshot = 'v2\n{"stateUniqueIds":{"0":[["a"],["b"]]}}'
+    log = put(tmp_path, {"state/0/0/8_a.changelog": "", "state/0/1/8_other.zip": ""})
+    assert ("state/0/1/8_b",) == log.lost_files(Epoch(7), snapshot, {})
