@@ -21,10 +21,10 @@ lint: setup ## check style and types
 	@$(python) -m mypy tests/typing/api.py
 
 model: setup ## run the protocol through every crash, in memory
-	@$(python) -m fencepost prove --model $(ARGS)
+	@$(python) -m fencepost.prove.model $(ARGS)
 
 kill: setup ## kill a real job N times and count its output (N=20)
-	@$(python) -m fencepost prove --kills $(N) $(ARGS)
+	@$(python) -m fencepost.prove.kill $(N) $(ARGS)
 
 bench: setup ## measure beside plain Spark
 	@$(python) bench $(ARGS)

@@ -90,13 +90,7 @@ class Driver:
             raise reason.at(job=plan.job) from error.__cause__
         except OSError as error:
             self._performer.close()
-            raise RecoveryNeeded(
-                "checkpoint_unusable",
-                f"The checkpoint cannot be read or written: {error.strerror or error}.",
-                where=Where(job=plan.job, path=plan.store.root),
-                safe="Safe: nothing was half written; what is decided will be finished.",
-                next="Make the folder writable and see that its disk has room, then start the job again.",
-            ) from error
+            raise self._unusable(error) from error
 
     @property
     def book(self) -> Book:
@@ -157,6 +151,12 @@ class Driver:
                 if finished and self.failure is None and self._plan.guarantee is Guarantee.EXACTLY_ONCE:
                     self._performer.run(mark_done(self.book))
                     self._performer.run(tidy(self.book))
+            except FencepostError as error:
+                self.failure = error.at(job=self._plan.job)
+                raise
+            except OSError as error:
+                self.failure = self._unusable(error)
+                raise self.failure from error
             finally:
                 self._performer.close()
 
@@ -170,6 +170,15 @@ class Driver:
                 raise error.at(job=plan.job, sink=name) from error.__cause__
             found[name] = SinkRecord(sink.capabilities.shape, target)
         return found
+
+    def _unusable(self, error: OSError) -> RecoveryNeeded:
+        return RecoveryNeeded(
+            "checkpoint_unusable",
+            f"The checkpoint cannot be read or written: {error.strerror or error}.",
+            where=Where(job=self._plan.job, path=self._plan.store.root),
+            safe="Safe: nothing was half written; what is decided will be finished.",
+            next="Make the folder writable and see that its disk has room, then start the job again.",
+        )
 
     def _fenced(self) -> Fenced | None:
         """Is there a newer driver? Then that is the reason, whatever the symptom was."""

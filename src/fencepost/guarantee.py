@@ -26,7 +26,7 @@ class Guarantee(enum.IntEnum):
         return self.name.lower()
 
     @classmethod
-    def parse(cls, text: str) -> Guarantee:
+    def parse(cls, text: str, *, job: str | None = None) -> Guarantee:
         """Read a user's word."""
         try:
             return {level.word: level for level in cls}[text]
@@ -34,6 +34,7 @@ class Guarantee(enum.IntEnum):
             raise BadConfig(
                 "unknown_guarantee",
                 f"There is no guarantee {text!r}.",
+                where=Where(job=job),
                 next="Use 'exactly_once', 'at_least_once' or 'at_most_once'.",
             ) from None
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
-from fencepost.errors import BadConfig, Where
+from fencepost.errors import BadConfig, FencepostError, Where
 from fencepost.guarantee import Guarantee, Link, Report, check, sink_link, source_link
 from fencepost.run import BridgeName, Run, Settings
 from fencepost.sinks.contract import Sink
@@ -71,14 +71,13 @@ class Job:
             raise BadConfig("bad_job_name", "A job needs a name.", next="Name it: fp.Job('orders', …).")
         self.name = name
         self._checkpoint = _local_path(os.fspath(checkpoint), name)
-        self._guarantee = Guarantee.parse(guarantee)
+        self._guarantee = Guarantee.parse(guarantee, job=name)
         self._mode = inspect.check_mode(output_mode, name) if output_mode else None
         self._interval = interval
         self._spark = spark
         self._conf = dict(conf or {})
         self._bridge: BridgeName | None = bridge
         self._adopt = adopt
-        self._sources: list[str] = []
         self._branches: dict[str, tuple[Any, Sink]] = {}
         self._run: Run | None = None
         self._stop = threading.Event()
@@ -97,8 +96,10 @@ class Job:
         """A plain streaming DataFrame from a source (or any streaming DataFrame that you made yourself)."""
         if hasattr(source, "isStreaming"):
             return cast("DataFrame", source)
-        self._sources.append(source.name)
-        return cast("DataFrame", source.load(self.spark.readStream))
+        try:
+            return cast("DataFrame", source.load(self.spark.readStream))
+        except FencepostError as error:
+            raise error.at(job=self.name) from error.__cause__
 
     def write(self, frame: DataFrame, sink: Sink) -> Self:
         """Send a DataFrame to a sink. Several calls are branches of one query: one epoch, one decision.
@@ -232,7 +233,7 @@ def start(
     session.check_session(frame.sparkSession, name)
     sources = inspect.check_frame(frame, name)
     mode = inspect.check_writer(writer, name)
-    level = Guarantee.parse(guarantee)
+    level = Guarantee.parse(guarantee, job=name)
     links = [source_link(source.kind, replayable=source.replayable) for source in sources]
     check(level, [*links, sink_link(to.name, to.capabilities)], job=name)
     chosen = Settings(
@@ -244,7 +245,7 @@ def start(
 
 
 def _local_path(path: str, job: str) -> str:
-    if re.match(r"[a-z0-9]+://", path) and not path.startswith("file://"):
+    if re.match(r"[a-z0-9]+://", path, re.IGNORECASE) and not path.startswith("file://"):
         raise BadConfig(
             "remote_checkpoint",
             f"Checkpoints on {path.split(':', maxsplit=1)[0]}:// are not supported yet.",

@@ -87,8 +87,10 @@ class Run:
 
     def stop(self) -> None:
         """Let the epoch in flight finish, then end the query."""
-        self._driver.close()
-        self.cancel()
+        try:
+            self._driver.close()
+        finally:
+            self.cancel()
 
     def cancel(self) -> None:
         """End the query now."""
@@ -109,8 +111,10 @@ class Run:
         self._ended = True
         failed = self.query.exception()
         stopped = failed is not None and Stopping.__name__ in str(failed)
-        self._driver.close(finished=True)
-        self._bridge.close()
+        try:
+            self._driver.close(finished=True)
+        finally:
+            self._bridge.close()
         if self._driver.failure is not None:
             raise self._driver.failure
         if failed is not None and not stopped:
@@ -136,7 +140,10 @@ def _formats(spark: Any, frames: Mapping[str, Any], log: SparkLog, chosen: Setti
 def _bridge(spark: Any, chosen: Settings, *, jar: bool) -> Bridge:
     if chosen.bridge not in (None, "jvm", "foreach_batch"):
         raise BadConfig(
-            "unknown_bridge", f"There is no bridge {chosen.bridge!r}.", next="Use 'jvm' or 'foreach_batch'."
+            "unknown_bridge",
+            f"There is no bridge {chosen.bridge!r}.",
+            where=Where(job=chosen.job),
+            next="Use 'jvm' or 'foreach_batch'.",
         )
     if chosen.bridge == "jvm" and not jar:
         raise BadConfig(

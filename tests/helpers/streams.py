@@ -65,10 +65,11 @@ class Place:
     """The folder of one job."""
 
     root: Path
+    watched: Path | None = None
 
     @property
     def input(self) -> Path:
-        return self.root / "in"
+        return self.watched or self.root / "in"
 
     @property
     def checkpoint(self) -> Path:
@@ -110,6 +111,13 @@ class Place:
         return dict(Counter(word for file in self.input.iterdir() for word in file.read_text().split()))
 
     def copy(self, root: Path) -> Place:
-        """This folder again, elsewhere. The source remembers absolute paths, so the input stays where it is."""
-        shutil.copytree(self.root, root)
-        return Place(root)
+        """This folder again, elsewhere. Spark remembers absolute paths of the input, so that stays where it is."""
+        shutil.copytree(self.root, root, ignore=shutil.ignore_patterns("in"))
+        return Place(root, self.input)
+
+    def damaged(self, name: str) -> Path:
+        """A file of the checkpoint by its short name: `ledger/3` stands for the record of that number."""
+        folder, _, number = name.rpartition("/")
+        if folder == "ledger":
+            return next(self.checkpoint.glob(f"fencepost/*/ledger/{int(number):020d}.json"))
+        return self.checkpoint / name

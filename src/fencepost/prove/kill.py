@@ -12,50 +12,28 @@ from __future__ import annotations
 import argparse
 import os
 import random
-import re
 import shutil
 import signal
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-import fencepost
+from fencepost.prove.points import out_of_reach, points_in_code
 from fencepost.prove.scene import KILLED, ROWS_PER_FILE, Scene, SceneFailed, end_group
 
 FILES_PER_START = 2
 TASK = "in a task"
 MOMENT = "a random moment"
 ANYWHERE = (TASK, MOMENT)
-BETWEEN_SINKS, UNDECIDED = "commit.before=kill@2", "decide.before=kill"
+DECIDED, UNDECIDED = "decide.after=kill", "decide.before=kill"
 """Kills after which recovery has something to do: finish a decision; abort orphans and forget an epoch."""
-
-OUT_OF_REACH: Mapping[str, str] = {
-    "append.read_back": "an append whose answer was lost or whose number was taken: needs a second driver",
-    "claim": "guarantee at_most_once",
-    "mute": "guarantee at_most_once",
-    "write": "guarantee at_least_once",
-    "commit.wait": "a sink that does not answer",
-    "engine": "the stand-in engine, not Spark",
-    "failed.list": "an epoch that fails without a crash",
-    "plain": "the sabotaged twin, not fencepost",
-    "recover.adopt": "adopting a checkpoint of plain Spark",
-    "recover.rebuild.adopted": "adopting a checkpoint of plain Spark",
-    "recover.ask": "a sink that loses decided rows by itself",
-    "recover.redo": "a sink that loses decided rows by itself",
-    "recover.rebuild.unvoid": "a sink that loses decided rows by itself",
-    "recover.void": "a sink that loses decided rows by itself",
-    "recover.list_again": "a second driver that writes while this one reads",
-    "recover.metadata": "Spark's metadata file was deleted",
-    "retention": "a ledger of more than 100 decisions",
-}
-"""Points that this job cannot pass, by the beginning of their names; tests/prove kills them without Spark."""
 
 
 @dataclass
@@ -92,7 +70,7 @@ class Scouted:
         """The kill that must come before, so that the next start passes this point."""
         if point in self.finishing and point in self.aborting:
             return ""
-        return BETWEEN_SINKS if point in self.finishing else UNDECIDED
+        return DECIDED if point in self.finishing else UNDECIDED
 
     def visits(self, point: str) -> int:
         """How often one start passes it, surely."""
@@ -187,7 +165,7 @@ def scout(folder: Path, bridge: str) -> Scouted:
     scene = Scene(folder, bridge=bridge)
     logs = [folder / f"passed-{number}" for number in range(3)]
     scene.feed(FILES_PER_START)
-    ended = [scene.run(BETWEEN_SINKS, logs[0])]
+    ended = [scene.run(DECIDED, logs[0])]
     scene.feed(FILES_PER_START)
     ended.append(scene.run("decide.before=kill@2", logs[1]))
     scene.feed(FILES_PER_START)
@@ -197,28 +175,6 @@ def scout(folder: Path, bridge: str) -> Scouted:
         raise SceneFailed(f"The scout's starts ended with {ended}; see {folder / 'job.log'}")
     first, finishing, aborting = (scene.points(log) for log in logs)
     return Scouted(first, finishing, aborting, time.monotonic() - began)
-
-
-def points_in_code() -> set[str]:
-    """Every crash point that the package names, by its source."""
-    named = re.compile(r"""(?:reach|[A-Z]\w+|append|try_append)\(\s*(?:book, .*?, )?f?"([a-z_]+(?:\.[a-z_]+)*)"[,)]""")
-    found: set[str] = set()
-    for file in Path(fencepost.__file__).parent.rglob("*.py"):
-        text = file.read_text()
-        inside = set(re.findall(r'faults\.reach\("([a-z_.]+)"\)', text))
-        around = set(named.findall(text)) - inside if file.parent.name == "protocol" else set()
-        found |= inside | {f"{point}.{side}" for point in around for side in ("before", "after")}
-    return found
-
-
-def out_of_reach(point: str) -> str | None:
-    """Why this job cannot pass a point; None if nobody knows."""
-    for start, why in OUT_OF_REACH.items():
-        if point == start or point.removesuffix(".before").removesuffix(".after") == start:
-            return why
-        if start not in ("recover.metadata",) and point.startswith(f"{start}."):
-            return why
-    return None
 
 
 def report(console: Console, killer: Killer, scouted: Scouted, seconds: float) -> bool:

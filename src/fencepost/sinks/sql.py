@@ -10,6 +10,7 @@ from an error code of COMMIT.
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,6 +21,8 @@ from fencepost.protocol.effects import Outcome
 from fencepost.protocol.records import Epoch, Handle, WriterNumber
 from fencepost.rows import Rows
 from fencepost.sinks.contract import Owner, Session
+
+log = logging.getLogger(__name__)
 
 EPOCH_TABLE = "fencepost_epoch"
 """job, sink, lineage, generation, epoch, handle, writer; key (job, sink)."""
@@ -182,8 +185,9 @@ class SqlSession(Session):
             else:
                 self._finish(epoch, handles)
             outcome = Outcome.DONE
-        except Silent:
+        except Silent as error:
             # Also an error of COMMIT itself: only a new connection can tell whether it happened.
+            log.warning("sink %s: commit of epoch %d is in doubt: %s", self.sink, epoch, error)
             self._drop()
             outcome = Outcome.IN_DOUBT
         return {handle.id: outcome for handle in handles}

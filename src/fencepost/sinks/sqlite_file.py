@@ -100,6 +100,7 @@ class File(Database):
         self.users.discard(user)
         if not self.users:
             self.held = None
+            self._identity = None  # the next start looks anew, and the ledger judges what it finds
             self.drop()
 
     def mark(self, job: str, sink: str) -> Mark | None:

@@ -22,16 +22,17 @@ def union(frames: Mapping[str, Any]) -> Any:
     if len(frames) == 1:
         return next(iter(frames.values()))
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - the usual name; pyspark is the user's
+    from pyspark.sql.types import StructField, StructType  # noqa: PLC0415 - as above
+
+    # A column that is never null in its own branch is null in every other one; Spark 4.2 refuses to call that the same.
+    types = {
+        name: StructType([StructField(field.name, field.dataType, nullable=True) for field in frame.schema])
+        for name, frame in frames.items()
+    }
 
     def tagged(index: int, name: str) -> Any:
-        columns = [
-            (
-                F.struct(*[F.col(_quoted(c)) for c in frame.columns])
-                if other == name
-                else F.lit(None).cast(frame.schema)
-            ).alias(other)
-            for other, frame in frames.items()
-        ]
+        mine = F.struct(*[F.col(_quoted(column)) for column in frames[name].columns])
+        columns = [(mine if other == name else F.lit(None)).cast(types[other]).alias(other) for other in frames]
         return frames[name].select(F.lit(index).cast("int").alias(TAG), *columns)
 
     parts = [tagged(index, name) for index, name in enumerate(frames, start=1)]

@@ -15,7 +15,7 @@ COLUMNS = ("lost", "doubled", "torn", "early", "stuck")
 def main(arguments: list[str] | None = None) -> int:
     """0 if nothing was violated and every sabotage was caught, else 1."""
     parser = argparse.ArgumentParser(prog="python -m fencepost.prove.model", description=__doc__)
-    parser.add_argument("--faults", type=int, default=2, help="at most so many per history (2)")
+    parser.add_argument("--faults", type=int, default=3, help="at most so many per history (3)")
     parser.add_argument("--processes", type=int, default=2, help="2")
     parser.add_argument("--limit", type=int, default=None, help="only the first so many jobs of the plan")
     parser.add_argument("--quick", action="store_true", help="what the tests explore")

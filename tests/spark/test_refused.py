@@ -1,0 +1,286 @@
+"""What cannot work is refused before any data flows, in our own words: code, job, sink, what to do next."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from streams import Place, dump, records
+
+import fencepost as fp
+from fencepost.errors import BadConfig, CheckpointRefused, GuaranteeTooHigh, Refused, TargetRefused
+from fencepost.spark.session import check_session
+
+pytestmark = [pytest.mark.spark]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    """A folder with one input file: if a refused job ran all the same, it would leave rows."""
+    made = Place(tmp_path)
+    made.say("a b")
+    return made
+
+
+def refused(
+    kind: type[Refused], code: str, step: Callable[[], object], *, job: str | None = "job", sink: str | None = None
+) -> str:
+    """Take the step; return the text of its refusal, which has its four parts."""
+    with pytest.raises(Refused) as caught:
+        step()
+    error = caught.value
+    assert (kind, code, job, sink) == (type(error), error.code, error.where.job, error.where.sink)
+    assert re.fullmatch(r"\[\w+\] .+\.(\n  where: .+)?\n  data:  .+\n  next:  .+", str(error), re.DOTALL)
+    return str(error)
+
+
+def nothing_began(place: Place) -> bool:
+    return not place.checkpoint.exists() and not place.database.exists()
+
+
+def lines(place: Place) -> fp.SQLite:
+    return fp.SQLite(place.database, table="lines")
+
+
+def words(spark: Any, place: Place) -> Any:
+    return spark.readStream.text(str(place.input)).selectExpr("explode(split(value, ' ')) AS word")
+
+
+def started(spark: Any, place: Place, prepare: Callable[[Any], Any], frame: Any = None) -> Callable[[], object]:
+    """`fp.start` on a writer that was prepared in a way that cannot work."""
+    writer = prepare((words(spark, place) if frame is None else frame).writeStream)
+    return lambda: fp.start(writer, to=lines(place), checkpoint=place.checkpoint, job="job")
+
+
+WRITERS: list[tuple[str, Callable[[Any], Any]]] = [
+    ("async_progress", lambda writer: writer.option("asyncProgressTrackingEnabled", "true")),
+    ("async_progress", lambda writer: writer.option("ASYNCPROGRESSTRACKINGENABLED", "True")),
+    ("refused_trigger", lambda writer: writer.trigger(realTime="5 minutes")),
+    ("refused_trigger", lambda writer: writer.trigger(continuous="1 second")),
+    ("output_mode", lambda writer: writer.outputMode("complete")),
+]
+
+
+@pytest.mark.parametrize(("code", "prepare"), WRITERS)
+def test_a_writer_that_breaks_one_epoch_at_a_time(
+    spark: Any, place: Place, code: str, prepare: Callable[[Any], Any]
+) -> None:
+    refused(BadConfig, code, started(spark, place, prepare))
+    assert nothing_began(place)
+
+
+def test_a_source_that_may_skip_records(spark: Any, place: Place) -> None:
+    reader = spark.readStream.format("rate").option("failOnDataLoss", "false")
+    refused(BadConfig, "fail_on_data_loss", started(spark, place, lambda writer: writer, reader.load()))
+    job = place.job(spark)
+    refused(BadConfig, "fail_on_data_loss", lambda: job.write(reader.load(), lines(place)))
+    assert nothing_began(place)
+
+
+def test_complete_mode(spark: Any, place: Place) -> None:
+    assert "'update'" in refused(BadConfig, "output_mode", lambda: place.job(spark, output_mode="complete"))
+
+
+def test_spark_connect() -> None:
+    session = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})()
+    refused(BadConfig, "spark_connect", lambda: check_session(session, "job"))
+
+
+@pytest.mark.parametrize("version", ["3.5.1", "4.1.0", "4.20.0", "5.0.0"])
+def test_a_spark_that_nobody_tried(version: str) -> None:
+    assert version in refused(
+        BadConfig, "unsupported_spark", lambda: check_session(SimpleNamespace(version=version), "job")
+    )
+
+
+def test_a_setting_that_breaks_python_stages() -> None:
+    session = SimpleNamespace(version="4.3.0", conf={"spark.python.udf.pipelined.enabled": "true"})
+    refused(BadConfig, "pipelined_udf", lambda: check_session(session, "job"))
+
+
+@pytest.mark.parametrize("guarantee", ["exactly-once", "EXACTLY_ONCE", "", None, 2])
+def test_an_unknown_guarantee(spark: Any, place: Place, guarantee: Any) -> None:
+    refused(BadConfig, "unknown_guarantee", lambda: place.job(spark, guarantee=guarantee))
+    assert nothing_began(place)
+
+
+def test_an_unknown_bridge(spark: Any, place: Place) -> None:
+    refused(BadConfig, "unknown_bridge", lambda: place.counting(spark, "bridge").start())
+    assert nothing_began(place)
+
+
+@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
+def test_a_socket_cannot_be_read_again(spark: Any, place: Place, guarantee: str) -> None:
+    job = place.job(spark, guarantee=guarantee)
+    job.write(job.read(fp.Socket("localhost", 1)), lines(place))
+    text = refused(GuaranteeTooHigh, "guarantee_too_high", job.start)
+    for part in (guarantee, "source socket", "cannot be read again", "Kafka or files", "guarantee='at_most_once'"):
+        assert part in text
+    assert nothing_began(place)
+
+
+def test_a_function_that_is_not_declared_idempotent(spark: Any, place: Place) -> None:
+    job = place.job(spark)
+    job.write(place.text(job), fp.WriteAheadLog(lambda context, batches: None, name="api"))
+    text = refused(GuaranteeTooHigh, "guarantee_too_high", job.start)
+    for part in ("sink api", "at_least_once at best", "sent again", "idempotent=True"):
+        assert part in text
+    assert nothing_began(place)
+
+
+def test_an_aggregate_in_update_mode_needs_a_key(spark: Any, place: Place) -> None:
+    job = place.job(spark)
+    job.write(words(spark, place).groupBy("word").count(), lines(place))
+    refused(BadConfig, "key_needed", job.start, sink="sqlite:lines")
+    assert nothing_began(place)
+
+
+def test_a_batch_is_not_a_stream(spark: Any, place: Place) -> None:
+    refused(BadConfig, "not_a_stream", lambda: place.job(spark).write(spark.range(1), lines(place)))
+    assert nothing_began(place)
+
+
+@pytest.mark.parametrize("columns", [("value", "value"), ("value", "value AS VALUE")])
+def test_two_columns_of_one_name(spark: Any, place: Place, columns: tuple[str, ...]) -> None:
+    job = place.job(spark)
+    frame = place.text(job).selectExpr(*columns)
+    refused(BadConfig, "duplicate_columns", lambda: job.write(frame, lines(place)))
+
+
+def test_two_branches_into_one_sink(spark: Any, place: Place) -> None:
+    job = place.job(spark)
+    job.write(place.text(job), lines(place))
+    assert "'sqlite:lines'" in refused(BadConfig, "sink_twice", lambda: job.write(place.text(job), lines(place)))
+
+
+def test_a_job_that_writes_nothing(spark: Any, place: Place) -> None:
+    refused(BadConfig, "nothing_to_write", place.job(spark).run)
+    refused(BadConfig, "nothing_to_write", place.job(spark).start)
+
+
+def test_a_job_without_a_name(spark: Any, place: Place) -> None:
+    refused(BadConfig, "bad_job_name", lambda: place.job(spark, name=" "), job=None)
+
+
+def test_an_unknown_end(spark: Any, place: Place) -> None:
+    refused(BadConfig, "bad_until", lambda: place.counting(spark).run(until="done"))
+    assert nothing_began(place)
+
+
+@pytest.mark.parametrize(
+    ("code", "source"),
+    [
+        ("no_schema", fp.Files("in", format="json")),
+        ("unknown_format", fp.Files("in", format="orc", schema="a INT")),
+        ("bad_rate", None),
+    ],
+)
+def test_a_source_that_cannot_work(spark: Any, place: Place, code: str, source: Any) -> None:
+    if source is None:
+        refused(BadConfig, code, lambda: fp.Rate(rows_per_second=0), job=None)
+    else:
+        refused(BadConfig, code, lambda: place.job(spark).read(source))
+
+
+@pytest.mark.parametrize("path", ["s3a://bucket/ck", "hdfs://host/ck", "S3://bucket/ck"])
+def test_a_checkpoint_that_is_not_local(spark: Any, path: str) -> None:
+    refused(BadConfig, "remote_checkpoint", lambda: fp.Job("job", checkpoint=path, spark=spark))
+
+
+def test_columns_that_no_longer_fit_the_target(spark: Any, place: Place) -> None:
+    place.counting(spark).run(until="available")
+    before = dump(place.database), records(place.checkpoint)
+    place.say("c")
+    job = place.job(spark)
+    counts = words(spark, place).groupBy("word").count().withColumnRenamed("count", "n")
+    job.write(counts, place.counts_sink())
+    text = refused(TargetRefused, "schema_does_not_fit", job.start, sink="sqlite:counts")
+    assert "'n' is missing" in text
+    assert before == (dump(place.database), records(place.checkpoint))
+
+
+def replace_by_nothing(place: Place) -> None:
+    for file in place.root.glob("out.db*"):
+        file.unlink()
+
+
+def replace_by_an_empty_one(place: Place) -> None:
+    replace_by_nothing(place)
+    place.database.touch()
+
+
+def replace_by_another(place: Place) -> None:
+    replace_by_nothing(place)
+    with closing(sqlite3.connect(place.database)) as connection:
+        connection.execute("CREATE TABLE counts (word TEXT NOT NULL PRIMARY KEY, count INTEGER)")
+
+
+@pytest.mark.parametrize("replace", [replace_by_nothing, replace_by_an_empty_one, replace_by_another])
+def test_a_target_that_was_replaced(spark: Any, place: Place, replace: Callable[[Place], None]) -> None:
+    place.counting(spark).run(until="available")
+    before = records(place.checkpoint)
+    replace(place)
+    for _ in range(2):  # the first refusal must not make the second start look right
+        refused(CheckpointRefused, "target_replaced", place.counting(spark).start, sink="sqlite:counts")
+    assert before == records(place.checkpoint)
+
+
+def test_another_jobs_checkpoint(spark: Any, place: Place) -> None:
+    place.counting(spark).run(until="available")
+    before = dump(place.database), records(place.checkpoint)
+    refused(CheckpointRefused, "another_job", place.counting(spark, name="other").start, job="other")
+    assert before == (dump(place.database), records(place.checkpoint))
+
+
+def test_a_target_that_belongs_to_another_checkpoint(spark: Any, place: Place) -> None:
+    place.counting(spark).run(until="available")
+    before = dump(place.database)
+    again = place.counting(spark, checkpoint=place.root / "new")
+    refused(TargetRefused, "target_of_another_lineage", again.start, sink="sqlite:counts")
+    assert before == dump(place.database)
+
+
+@pytest.mark.parametrize("level", ["at_least_once", "at_most_once"])
+def test_another_guarantee_than_at_the_first_start(spark: Any, place: Place, level: str) -> None:
+    place.counting(spark).run(until="available")
+    before = dump(place.database), records(place.checkpoint)
+    text = refused(CheckpointRefused, "guarantee_changed", place.counting(spark, guarantee=level).start)
+    assert "guarantee='exactly_once'" in text
+    assert before == (dump(place.database), records(place.checkpoint))
+
+
+def test_a_sink_that_was_added_or_removed(spark: Any, place: Place) -> None:
+    place.counting(spark).run(until="available")
+    more = place.counting(spark)
+    more.write(place.text(more), lines(place))
+    refused(CheckpointRefused, "sink_added", more.start, sink="sqlite:lines")
+    other = place.job(spark)
+    other.write(place.text(other), lines(place))
+    assert refused(CheckpointRefused, "sink_removed", other.start, sink="sqlite:counts")
+
+
+def test_plain_sparks_checkpoint_is_not_taken_over_unasked(spark: Any, place: Place) -> None:
+    writer = words(spark, place).writeStream.format("noop").trigger(availableNow=True)
+    assert writer.start(checkpointLocation=str(place.checkpoint)).awaitTermination(60)
+    job = place.job(spark)
+    job.write(words(spark, place), lines(place))
+    assert "adopt=True" in refused(CheckpointRefused, "ledger_missing", job.start)
+
+
+def test_a_plan_that_changed_its_state_is_sparks_error_in_our_words(spark: Any, place: Place) -> None:
+    place.counting(spark).run(until="available")
+    before = dump(place.database)
+    place.say("c")
+    job = place.job(spark)
+    counts = words(spark, place).selectExpr("word", "length(word) AS n").groupBy("word", "n").count()
+    job.write(counts.select("word", "count"), place.counts_sink())
+    with pytest.raises(fp.Retryable) as failed:
+        job.run(until="available")
+    assert ("spark_failed", "job") == (failed.value.code, failed.value.where.job)
+    assert before == dump(place.database)
