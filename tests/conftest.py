@@ -12,6 +12,7 @@ import pytest
 SERVICES: dict[str, Callable[[], bool]] = {
     "java": lambda: shutil.which("java", path=_java_path()) is not None,
     "javac": lambda: shutil.which("javac", path=_java_path()) is not None,
+    "strace": lambda: shutil.which("strace") is not None,
 }
 """What a test may need beside Python, and how to see that it is there."""
 

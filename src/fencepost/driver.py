@@ -85,7 +85,7 @@ class Driver:
             self._book = self._performer.run(begin(start))
             self._performer.run(settle(self._book, start))
         except FencepostError as error:
-            reason = (self._book and self._fenced()) or error
+            reason = (self._book and self.fenced()) or error
             self._performer.close()
             raise reason.at(job=plan.job) from error.__cause__
         except OSError as error:
@@ -117,7 +117,12 @@ class Driver:
     def stage(self, epoch: int, table: pa.Table) -> tuple[Kept, ...]:
         """Stage rows that the engine brought to the driver."""
         staging = self._performer.owner.staging
-        return staging.stage(self.book.writer, Epoch(epoch), table, durable=self.durable)
+        try:
+            return staging.stage(self.book.writer, Epoch(epoch), table, durable=self.durable)
+        except OSError as error:
+            # A newer driver sweeps our folder away: that is the reason then, and it is final.
+            self.failure = self.fenced() or self._explain(error, Epoch(epoch))
+            raise self.failure from error
 
     def run_epoch(self, epoch: int, kept: tuple[Kept, ...], snapshot: Callable[[], str]) -> None:
         """Carry one epoch to the sinks; raise whatever must end the query."""
@@ -137,7 +142,7 @@ class Driver:
             except Exception as error:
                 self._closed = True
                 self._performer.rollback()
-                self.failure = self._fenced() or self._explain(error, number)
+                self.failure = self.fenced() or self._explain(error, number)
                 raise self.failure from error
             faults.reach("complete.before")  # the engine writes commits/N next
 
@@ -180,7 +185,7 @@ class Driver:
             next="Make the folder writable and see that its disk has room, then start the job again.",
         )
 
-    def _fenced(self) -> Fenced | None:
+    def fenced(self) -> Fenced | None:
         """Is there a newer driver? Then that is the reason, whatever the symptom was."""
         try:
             self._performer.run(check_not_replaced(self.book))

@@ -96,6 +96,13 @@ class Job:
         """A plain streaming DataFrame from a source (or any streaming DataFrame that you made yourself)."""
         if hasattr(source, "isStreaming"):
             return cast("DataFrame", source)
+        if not hasattr(source, "load"):
+            raise BadConfig(
+                "not_a_source",
+                f"{type(source).__name__} is no source.",
+                where=Where(job=self.name),
+                next="Give a source (fp.Files('in', format='text')) or a streaming DataFrame.",
+            )
         try:
             return cast("DataFrame", source.load(self.spark.readStream))
         except FencepostError as error:
@@ -107,6 +114,13 @@ class Job:
         The mistake people make: starting a second job for the second sink. Two jobs are decided apart, and after a
         crash one sink is ahead of the other.
         """
+        if not isinstance(sink, Sink):
+            raise BadConfig(
+                "not_a_sink",
+                f"{type(sink).__name__} is no sink.",
+                where=Where(job=self.name),
+                next="Give a sink: fp.SQLite('out.db', table='rows'), or one of your own that derives from fp.Sink.",
+            )
         if sink.name in self._branches:
             raise BadConfig(
                 "sink_twice",

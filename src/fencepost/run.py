@@ -118,6 +118,9 @@ class Run:
         if self._driver.failure is not None:
             raise self._driver.failure
         if failed is not None and not stopped:
+            # Spark itself may be the first to stumble over what a newer driver did to its log or its staged files.
+            if (fenced := self._driver.fenced()) is not None:
+                raise fenced from failed
             raise _from_spark(failed, self._driver.book.state.lineage.job) from failed
 
 

@@ -1,4 +1,4 @@
-"""A small streaming job in a folder: numbered input files, one checkpoint, an SQLite target, and eyes on all of them."""
+"""A small streaming job in a folder: numbered input files, a checkpoint, an SQLite target, and eyes on all of them."""
 
 from __future__ import annotations
 

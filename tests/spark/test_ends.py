@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -62,6 +64,25 @@ def test_stop_from_another_thread_ends_at_an_epochs_end(spark: Any, place: Place
     assert [(line,) for line in "abcdef"] == table(place.database, "lines")
 
 
+def test_a_polite_kill_is_a_stop(spark: Any, place: Place, bridge: str) -> None:
+    place.say(*"abcdef")
+    sink = Slow(lines_sink(place), "verify", at=2)
+
+    def kill() -> None:
+        assert sink.waiting.wait(PATIENCE_S)
+        os.kill(os.getpid(), signal.SIGTERM)
+        sink.go_on.set()
+
+    killer = beside(kill)
+    before = signal.getsignal(signal.SIGTERM)
+    copying(place, spark, bridge, sink).run()
+    assert ended(killer)
+    assert before == signal.getsignal(signal.SIGTERM)
+    assert "done" == records(place.checkpoint)[-1]["kind"]
+    copying(place, spark, bridge, lines_sink(place)).run(until="available")
+    assert [(line,) for line in "abcdef"] == table(place.database, "lines")
+
+
 def test_the_end_of_a_with_block_stops_the_job(spark: Any, place: Place, bridge: str) -> None:
     place.say("a b", "a")
     with place.counting(spark, bridge) as job:
@@ -75,10 +96,16 @@ def test_the_end_of_a_with_block_stops_the_job(spark: Any, place: Place, bridge:
 
 def test_a_failure_in_a_with_block_is_not_hidden_by_the_stop(spark: Any, place: Place, bridge: str) -> None:
     place.say("a")
-    with pytest.raises(Boom), place.counting(spark, bridge) as job:
-        query = job.start()
-        raise Boom
-    assert not query.isActive
+
+    def fail() -> None:
+        with place.counting(spark, bridge) as job:
+            queries.append(job.start())
+            raise Boom
+
+    queries: list[Any] = []
+    with pytest.raises(Boom):
+        fail()
+    assert [False] == [query.isActive for query in queries]
     place.counting(spark, bridge).run(until="available")
     assert place.expected() == place.counts()
 

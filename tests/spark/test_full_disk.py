@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 from flaky import Flaky
-from streams import Place, decisions, records, table
+from streams import BRIDGES, Place, decisions, records, table
 
 import fencepost as fp
 from fencepost import perform
@@ -26,11 +28,14 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of its own. Without root there is none, and the test with a limit per file has to do."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(folder)]
-    if os.geteuid() != 0 or subprocess.run(mount, check=False, capture_output=True).returncode != 0:
+    mount, unmount = shutil.which("mount"), shutil.which("umount")
+    if os.geteuid() != 0 or mount is None or unmount is None:
         pytest.skip("only root may mount a small disk")
+    command = [mount, "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(folder)]
+    if subprocess.run(command, check=False, capture_output=True).returncode != 0:
+        pytest.skip("no disk may be mounted here")
     yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+    subprocess.run([unmount, "--lazy", str(folder)], check=True)
 
 
 @pytest.fixture(autouse=True)
@@ -62,16 +67,19 @@ class Filling(Flaky):
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("method", ["pre_commit", "verify", "commit"])
-@pytest.mark.parametrize("part", ["checkpoint", "database"])
-def test_a_disk_that_gets_full_in_an_epoch(spark: Any, place: Place, disk: Path, part: str, method: str) -> None:
+@pytest.mark.parametrize("full", list(product(["checkpoint", "database"], ["pre_commit", "verify", "commit"])))
+@pytest.mark.parametrize("bridge", BRIDGES)
+def test_a_disk_that_gets_full_in_an_epoch(
+    spark: Any, place: Place, disk: Path, bridge: str, full: tuple[str, str]
+) -> None:
+    part, method = full
     checkpoint = disk / "checkpoint" if part == "checkpoint" else place.checkpoint
     database = disk / "out.db" if part == "database" else place.database
     inner = fp.SQLite(database, table="lines")
     place.say(*"abc")
 
     def run(sink: fp.Sink) -> None:
-        job = place.job(spark, checkpoint=checkpoint)
+        job = place.job(spark, bridge, checkpoint=checkpoint)
         job.write(place.text(job), sink)
         job.run(until="available")
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sqlite3
-from collections.abc import Callable
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -188,6 +192,14 @@ def test_a_source_that_cannot_work(spark: Any, place: Place, code: str, source: 
         refused(BadConfig, code, lambda: place.job(spark).read(source))
 
 
+@pytest.mark.parametrize("thing", ["in", None, 1])
+def test_a_thing_that_is_no_source_or_no_sink(spark: Any, place: Place, thing: Any) -> None:
+    job = place.job(spark)
+    refused(BadConfig, "not_a_source", lambda: job.read(thing))
+    refused(BadConfig, "not_a_sink", lambda: job.write(place.text(job), thing))
+    refused(BadConfig, "not_a_stream", lambda: job.write(thing, lines(place)))
+
+
 @pytest.mark.parametrize("path", ["s3a://bucket/ck", "hdfs://host/ck", "S3://bucket/ck"])
 def test_a_checkpoint_that_is_not_local(spark: Any, path: str) -> None:
     refused(BadConfig, "remote_checkpoint", lambda: fp.Job("job", checkpoint=path, spark=spark))
@@ -284,3 +296,55 @@ def test_a_plan_that_changed_its_state_is_sparks_error_in_our_words(spark: Any, 
         job.run(until="available")
     assert ("spark_failed", "job") == (failed.value.code, failed.value.where.job)
     assert before == dump(place.database)
+
+
+@pytest.fixture
+def open_to_all() -> Iterator[Path]:
+    """A folder that every user may enter; pytest's own are only ours."""
+    with tempfile.TemporaryDirectory() as made:
+        Path(made).chmod(0o777)
+        yield Path(made)
+
+
+CHILD = """
+import os, sys, tempfile
+from pathlib import Path
+from fencepost.errors import FencepostError
+from killing import Scene
+
+scene = Scene(Path(sys.argv[1]), ("sqlite",))
+with tempfile.TemporaryDirectory() as warm:  # import everything while this user may still read it
+    Scene(Path(warm), ("sqlite",)).job().run()
+if os.geteuid() == 0:
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+if sys.argv[2] == "again":
+    scene.job().run()
+    assert scene.is_exact()
+    (scene.folder / "checkpoint").chmod(0o555)
+    for folder in (scene.folder / "checkpoint").rglob("*"):
+        folder.chmod(0o555 if folder.is_dir() else 0o444)
+try:
+    scene.job().run()
+except FencepostError as error:
+    print(type(error).__name__, error.code, error.where.job, error.where.sink, "writ" in error.next)
+"""
+
+
+@pytest.mark.parametrize(
+    ("read_only", "again", "said"),
+    [
+        (".", "first", "TargetRefused target_unusable stand-in sqlite:sums True"),
+        ("checkpoint", "first", "RecoveryNeeded checkpoint_unusable stand-in None True"),
+        (None, "again", "RecoveryNeeded checkpoint_unusable stand-in None True"),
+    ],
+)
+def test_a_folder_that_may_not_be_written(open_to_all: Path, read_only: str | None, again: str, said: str) -> None:
+    if read_only is not None:
+        (open_to_all / read_only).mkdir(exist_ok=True)
+        (open_to_all / read_only).chmod(0o555)
+    command = [sys.executable, "-c", CHILD, str(open_to_all), again]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent / "helpers")}
+    child = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (0, said, "") == (child.returncode, child.stdout.strip(), child.stderr)

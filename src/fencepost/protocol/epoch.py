@@ -204,7 +204,7 @@ def _commit_sink(book: Book, sink: SinkFacts, opened: Open) -> Step[tuple[Handle
                     "in_doubt",
                     f"The sink did not say whether {len(pending)} decided units are in, {attempt} times in a row.",
                     where=book.where,
-                    next="See that the sink's target answers and has room (the log has its own words), then start the job "
+                    next="See that the sink's target answers and has room (why is in the log), then start the job "
                     "again; recovery asks first.",
                 ).at(epoch=opened.epoch, sink=sink.name)
             yield from ask(Wait("commit.wait", attempt))

@@ -26,9 +26,9 @@ from rich.console import Console
 from rich.table import Table
 
 from fencepost.prove.points import out_of_reach, points_in_code
-from fencepost.prove.scene import KILLED, ROWS_PER_FILE, Scene, SceneFailed, end_group
+from fencepost.prove.scene import KILLED, ROWS_PER_FILE, Scene, SceneFailed, class_archive, end_group
 
-FILES_PER_START = 2
+FILES_PER_START = 3
 TASK = "in a task"
 MOMENT = "a random moment"
 ANYWHERE = (TASK, MOMENT)
@@ -127,14 +127,14 @@ class Killer:
             self._arm(point, f"{point}=kill")
 
     def _arm(self, point: str, fault: str) -> bool:
-        first = self.scene.feed(FILES_PER_START)
-        task = ("--kill-at-id", str(first + self._chance.randrange(ROWS_PER_FILE))) if point == TASK else ()
-        ended = self.scene.run(fault, None, *task)
+        self._feed()
+        row = (self.scene.epoch() + 1) * ROWS_PER_FILE + self._chance.randrange(ROWS_PER_FILE)
+        ended = self.scene.run(fault, None, *(("--kill-at-id", str(row)) if point == TASK else ()))
         return self._note(point, fault, ended)
 
     def _at_random(self) -> None:
         """SIGKILL from outside, to the driver and its JVM at once."""
-        self.scene.feed(FILES_PER_START)
+        self._feed()
         job = self.scene.start()
         moment = self._chance.uniform(0.3, self._scouted.seconds)
         deadline = time.monotonic() + moment
@@ -145,6 +145,11 @@ class Killer:
         ended = job.wait()
         end_group(job)
         self._note(MOMENT, f"after {moment:.2f} s", ended)
+
+    def _feed(self) -> None:
+        """Let so much input arrive that the next start has some epochs to run."""
+        waiting = self.scene.files - (self.scene.epoch() + 1)
+        self.scene.feed(max(0, FILES_PER_START - waiting))
 
     def _note(self, point: str, fault: str, ended: int) -> bool:
         if ended not in (0, KILLED):
@@ -160,9 +165,9 @@ class Killer:
         return hit
 
 
-def scout(folder: Path, bridge: str) -> Scouted:
+def scout(folder: Path, bridge: str, archive: Path) -> Scouted:
     """Three starts on a checkpoint of their own: which points are passed, how often, and how long a start takes."""
-    scene = Scene(folder, bridge=bridge)
+    scene = Scene(folder, bridge=bridge, archive=archive)
     logs = [folder / f"passed-{number}" for number in range(3)]
     scene.feed(FILES_PER_START)
     ended = [scene.run(DECIDED, logs[0])]
@@ -182,7 +187,8 @@ def report(console: Console, killer: Killer, scouted: Scouted, seconds: float) -
     table = Table("point", "armed", "kills", "in epochs")
     for point, tally in sorted(killer.tallies.items(), key=lambda item: (item[0] not in ANYWHERE, item[0])):
         if tally.armed:
-            table.add_row(point, str(tally.armed), str(tally.hits), " ".join(map(str, tally.epochs[-6:])))
+            epochs = " ".join(str(epoch) if epoch >= 0 else "–" for epoch in tally.epochs[-6:])
+            table.add_row(point, str(tally.armed), str(tally.hits), epochs)
     console.print(table)
 
     passed = {*scouted.only_first, *scouted.later}
@@ -200,8 +206,8 @@ def report(console: Console, killer: Killer, scouted: Scouted, seconds: float) -
     hit = sum(bool(tally.hits) for point, tally in killer.tallies.items() if point not in ANYWHERE)
     kills = killer.kills
     console.print(
-        f"{kills} kills, {killer.scene.starts} starts, {seconds:.0f} s; {hit} of {len(passed)} points that this job "
-        f"passes were hit; {len(rest)} more in the code are out of its reach",
+        f"{kills} kills in {seconds:.0f} s; {hit} of the {len(passed)} points that this job passes were hit; "
+        f"{len(rest)} more are out of its reach",
         highlight=False,
     )
     if strange:
@@ -231,8 +237,11 @@ def main(arguments: list[str]) -> int:
     chance = random.Random(seed)
     began = time.monotonic()
     try:
-        scouted = scout(folder / "scout", chosen.bridge)
-        killer = Killer(Scene(folder / "scene", bridge=chosen.bridge, chance=chance), scouted, chance, console)
+        folder.mkdir(parents=True, exist_ok=True)
+        archive = class_archive(folder, chosen.bridge)
+        scouted = scout(folder / "scout", chosen.bridge, archive)
+        scene = Scene(folder / "scene", bridge=chosen.bridge, archive=archive, chance=chance)
+        killer = Killer(scene, scouted, chance, console)
         killer.run(chosen.kills)
         right = report(console, killer, scouted, time.monotonic() - began)
     except SceneFailed as error:

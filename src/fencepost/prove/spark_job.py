@@ -16,7 +16,7 @@ import os
 import signal
 import sqlite3
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +27,12 @@ from fencepost.spark import session
 SCHEMA = "id BIGINT, key STRING, value BIGINT"
 FENCED = 3
 """Exit code of a driver that was replaced."""
+OPTIONS = "spark.driver.extraJavaOptions"
 QUICK = {
     "spark.ui.enabled": "false",
     "spark.sql.shuffle.partitions": "2",
     # A short run never reaches the second compiler; the first one alone starts sooner.
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto",
+    OPTIONS: "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto",
 }
 
 
@@ -59,9 +60,9 @@ def rows_in(spark: Any, rows: Any, kill_at: int | None) -> Any:
     return rows.selectExpr("passed_on(id) AS id", "key", "value")
 
 
-def run(folder: Path, bridge: Any, kill_at: int | None) -> None:
+def run(folder: Path, bridge: Any, kill_at: int | None, conf: Mapping[str, str]) -> None:
     """Two sinks, one decision."""
-    job = fp.Job("killed", checkpoint=folder / "checkpoint", conf=QUICK, bridge=bridge)
+    job = fp.Job("killed", checkpoint=folder / "checkpoint", conf=conf, bridge=bridge)
     rows = job.read(fp.Files(str(folder / "in"), format="json", schema=SCHEMA, max_files_per_epoch=1))
     rows = rows_in(job.spark, rows, kill_at)
     job.write(totals_of(rows), fp.SQLite(folder / "totals.db", table="totals", key="key"))
@@ -69,9 +70,9 @@ def run(folder: Path, bridge: Any, kill_at: int | None) -> None:
     job.run(until="available")
 
 
-def run_plain(folder: Path) -> None:
+def run_plain(folder: Path, conf: Mapping[str, str]) -> None:
     """No fencepost in it, but for the session's settings and a crash point."""
-    spark = session.make_session("plain", QUICK, jar=False)
+    spark = session.make_session("plain", conf, jar=False)
     database = sqlite3.connect(folder / "rows.db", isolation_level=None, check_same_thread=False)
     database.execute("CREATE TABLE IF NOT EXISTS rows (id INTEGER, key TEXT, value INTEGER)")
 
@@ -94,12 +95,14 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--bridge", choices=["jvm", "foreach_batch"])
     parser.add_argument("--kill-at-id", type=int)
     parser.add_argument("--plain", action="store_true")
+    parser.add_argument("--java", default="", help="one more option for the JVM")
     chosen = parser.parse_args(arguments)
+    conf = QUICK | {OPTIONS: f"{QUICK[OPTIONS]} {chosen.java}"}
     try:
         if chosen.plain:
-            run_plain(chosen.folder)
+            run_plain(chosen.folder, conf)
         else:
-            run(chosen.folder, chosen.bridge, chosen.kill_at_id)
+            run(chosen.folder, chosen.bridge, chosen.kill_at_id, conf)
     except fp.FencepostError as error:
         print(error, file=sys.stderr)
         return FENCED if isinstance(error, fp.Fenced) else 1

@@ -44,7 +44,7 @@ def arrow_schema(frame: Any) -> pa.Schema:
     from pyspark.sql.pandas.types import to_arrow_schema  # noqa: PLC0415 - as above
 
     # Spark 4.2 says UTC by itself, 4.3 wants to be told; the JVM writes UTC in both.
-    zone = {"timezone": "UTC"} if "timezone" in signature(to_arrow_schema).parameters else {}
+    zone: dict[str, Any] = {"timezone": "UTC"} if "timezone" in signature(to_arrow_schema).parameters else {}
     return to_arrow_schema(frame.schema, **zone)
 
 

@@ -37,7 +37,7 @@ def sources_of(frame: Any) -> list[PlanSource]:
 def check_frame(frame: Any, job: str) -> list[PlanSource]:
     """Refuse a DataFrame that is not a stream, or whose sources may skip records."""
     where = Where(job=job)
-    if not frame.isStreaming:
+    if not getattr(frame, "isStreaming", False):
         raise BadConfig(
             "not_a_stream",
             "The DataFrame is not a stream.",
