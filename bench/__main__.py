@@ -31,6 +31,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyspark
+from pyarrow import parquet
 from pyspark.sql import SparkSession
 
 import fencepost as fp
@@ -45,7 +46,7 @@ UPSERT = "INSERT INTO counts VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET count
 PARTS = ("latestOffset", "walCommit", "queryPlanning", "addBatch", "commitOffsets")
 STEPS = ("barrier", "precommit", "vote", "snapshot", "decide", "append.list", "commit", "sweep")
 EXPECTED = """\
-Expected, before measuring (an epoch of 2,000 rows is nearly all fixed cost):
+Expected, written before the first measurement and left as it was (an epoch of 2,000 rows is nearly all fixed cost):
   plain, stock file:   the rival. Hadoop's local class forks a process for each chmod and keeps .crc files.
   plain, durable file: no forks, but an fsync per file and directory. Here fsync is {fsync:.1f} ms, so rather faster.
   fencepost, jvm       the durable class, plus per epoch: a staged file, 2 ledger fsyncs, a SQLite commit held open over
@@ -150,6 +151,7 @@ def measure(bench: Bench, epochs: int, warmup: int, rounds: int) -> tuple[dict[t
             bench.steps.clear()
             progress = [each for each in run(place).recentProgress if each["numInputRows"]]
             assert len(progress) == warmup + (epochs if number else 0), (key, len(progress))
+            check_output(place, len(progress) * ROWS_PER_FILE)
             if number:
                 samples[key].epochs += [each["durationMs"] for each in progress[warmup:]]
                 mine = steps.setdefault(key, defaultdict(list))
@@ -159,6 +161,17 @@ def measure(bench: Bench, epochs: int, warmup: int, rounds: int) -> tuple[dict[t
             say(f"  round {number} of {rounds}: {', '.join(key)}")
     say("")
     return samples, steps
+
+
+def check_output(place: Path, rows: int) -> None:
+    """A quick pipeline that loses rows is no pipeline."""
+    if (place / "out.db").exists():
+        database = sqlite3.connect(place / "out.db")
+        found = database.execute("SELECT sum(count) FROM counts").fetchone()[0]
+        database.close()
+    else:
+        found = sum(parquet.read_metadata(file).num_rows for file in (place / "out").glob("*.parquet"))
+    assert found == rows, (found, rows)
 
 
 def say(text: str) -> None:
@@ -259,9 +272,7 @@ def report(samples: dict[tuple[str, str], Sample], steps: Any) -> list[dict[str,
                     "step_ms": {step: round(ms, 2) for step, ms in found.items()},
                 }
             )
-    print(
-        "\nsteps of the protocol: median milliseconds of one call; an epoch makes one of each"
-    )
+    print("\nsteps of the protocol: median milliseconds of one call; an epoch makes one of each")
     print(f"{'':50}" + " ".join(f"{step:>11}" for step in STEPS))
     for result in results:
         if result["step_ms"]:

@@ -81,3 +81,9 @@ def test_only_stale_temporary_files_are_swept(tmp_path: Path) -> None:
     os.utime(old, (long_ago, long_ago))
     store.sweep("ledger")
     assert (".2.bb.tmp", "0") == store.list("ledger")
+
+
+def test_a_sweep_minds_no_temporary_file_that_vanishes_under_it(tmp_path: Path) -> None:
+    (tmp_path / "ledger").mkdir()
+    (tmp_path / "ledger" / ".1.tmp").symlink_to("gone")  # listed, and not there when it is looked at
+    LocalStore(tmp_path).sweep("ledger")

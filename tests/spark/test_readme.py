@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -23,7 +24,7 @@ def test_the_ten_lines_run_as_printed(tmp_path: Path) -> None:
     expected = [line for line in shell.splitlines() if not line.startswith("$ ")]
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     printed = subprocess.run(
-        ["bash", "-ec", "\n".join(commands)],
+        [shutil.which("bash") or "bash", "-ec", "\n".join(commands)],
         cwd=tmp_path,
         env=environment,
         capture_output=True,

@@ -11,6 +11,7 @@ import os
 import shutil
 import time
 import uuid
+from contextlib import suppress
 from pathlib import Path
 
 from fencepost import faults
@@ -78,8 +79,9 @@ class LocalStore:
     def sweep(self, folder: str) -> None:
         """Remove temporary files of dead processes; by age, for a living driver may be about to link its own."""
         for temp in (self._root / folder).glob(".*.tmp"):
-            if time.time() - temp.stat().st_mtime > STALE_S:
-                temp.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):  # an old driver that just woke removes its own
+                if time.time() - temp.stat().st_mtime > STALE_S:
+                    temp.unlink()
 
     def _write_temp(self, path: Path, data: bytes) -> Path:
         make_folder(path.parent)
