@@ -58,6 +58,8 @@ class Driver:
         self._closed = False
         self.failure: FencepostError | None = None
         """What ended the run, with more in it than the engine's exception can carry."""
+        self.turned_away = False
+        """The engine came with another epoch after the end: its failure is then our own doing."""
         sessions = {name: sink.session(plan.job) for name, sink in plan.sinks.items()}
         self._performer = Performer(plan.job, plan.store, SparkLog(plan.store), sessions)
         self._facts = tuple(SinkFacts(name, sink.capabilities.perishable) for name, sink in plan.sinks.items())
@@ -128,6 +130,7 @@ class Driver:
         """Carry one epoch to the sinks; raise whatever must end the query."""
         with self._gate:
             if self._closed:
+                self.turned_away = True
                 raise Stopping
             number = Epoch(epoch)
             self._performer.running = Running(kept, snapshot)
@@ -146,14 +149,14 @@ class Driver:
                 raise self.failure from error
             faults.reach("complete.before")  # the engine writes commits/N next
 
-    def close(self, *, finished: bool = True) -> None:
-        """Wait for the epoch in flight, let no other begin; `finished` also notes that the last one is done."""
+    def close(self) -> None:
+        """Wait for the epoch in flight, let no other begin, note that the last one is done."""
         with self._gate:
             already, self._closed = self._closed, True
             if already and self.failure is None:
                 return
             try:
-                if finished and self.failure is None and self._plan.guarantee is Guarantee.EXACTLY_ONCE:
+                if self.failure is None and self._plan.guarantee is Guarantee.EXACTLY_ONCE:
                     self._performer.run(mark_done(self.book))
                     self._performer.run(tidy(self.book))
             except FencepostError as error:

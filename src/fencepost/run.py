@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fencepost.driver import Driver, Plan, Stopping
+from fencepost.driver import Driver, Plan
 from fencepost.errors import BadConfig, EpochFailed, FencepostError, Where
 from fencepost.guarantee import Guarantee
 from fencepost.ledger import LocalStore
@@ -110,14 +110,13 @@ class Run:
             return
         self._ended = True
         failed = self.query.exception()
-        stopped = failed is not None and Stopping.__name__ in str(failed)
         try:
-            self._driver.close(finished=True)
+            self._driver.close()
         finally:
             self._bridge.close()
         if self._driver.failure is not None:
             raise self._driver.failure
-        if failed is not None and not stopped:
+        if failed is not None and not self._driver.turned_away:
             # Spark itself may be the first to stumble over what a newer driver did to its log or its staged files.
             if (fenced := self._driver.fenced()) is not None:
                 raise fenced from failed
@@ -166,5 +165,6 @@ def _from_spark(error: Any, job: str) -> FencepostError:
         "spark_failed",
         f"Spark ended the query: {first}",
         where=Where(job=job),
-        next="Mend the cause (Spark's own error follows below), then start the job again.",
+        safe="Safe: what is decided is finished at the next start; what is not decided is not visible, and runs again.",
+        next="Mend the cause (Spark's own error is above), then start the job again.",
     )
