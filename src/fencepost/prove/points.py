@@ -33,7 +33,7 @@ OUT_OF_REACH: Mapping[str, str] = {
     "retention": "a ledger of more than 100 decisions",
     "write": "guarantee at_least_once",
 }
-"""Effects and places by name; with `.*`, also all below. tests/prove kills them without Spark."""
+"""Effects and places by name; with `.*`, also all below."""
 
 
 def points_in_code() -> set[str]:
