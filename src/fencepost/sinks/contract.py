@@ -85,6 +85,8 @@ class Sink(ABC):
 class Session(ABC):
     """The driver's side of a sink, for one start of the query; called by one thread at a time, not always the same."""
 
+    _owner: Owner | None = None
+
     @abstractmethod
     def preflight(self, schema: pa.Schema, mode: OutputMode) -> str:
         """Check the target before any data flows, make what was asked for, and return its identity.
@@ -93,9 +95,15 @@ class Session(ABC):
         start is refused, so it must live *in* the target (a random id in a table, a file), not be made of its name.
         """
 
-    @abstractmethod
     def open(self, owner: Owner) -> None:
         """This process took over: end what older writers still hold, refuse a target marked by another lineage."""
+        self._owner = owner
+
+    @property
+    def owner(self) -> Owner:
+        """On whose behalf we write; known once recovery took over."""
+        assert self._owner is not None, "open() comes first"
+        return self._owner
 
     @abstractmethod
     def pre_commit(self, epoch: Epoch, rows: Rows) -> Handle | None:

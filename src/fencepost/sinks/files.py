@@ -105,15 +105,8 @@ class FilesSession(Session):
         self._job = job
         self._folder = Path(sink.path).absolute()
         self._store = LocalStore(self._folder)
-        self._owner: Owner | None = None
         self._identity = ""
         self._newest = (-1, -1)
-
-    @property
-    def owner(self) -> Owner:
-        """Who we are; known once recovery took over."""
-        assert self._owner is not None, "open() comes first"
-        return self._owner
 
     def preflight(self, schema: pa.Schema, mode: OutputMode) -> str:
         """Make the folder, try the format on no rows, return the id that lies in the folder."""
@@ -135,7 +128,7 @@ class FilesSession(Session):
 
     def open(self, owner: Owner) -> None:
         """Mark the folder as ours; refuse one that another lineage, or another sink of this job, writes."""
-        self._owner = owner
+        super().open(owner)
         mine = {"job": self._job, "sink": self._sink.name, "lineage": owner.lineage, "visible": self._sink.visible}
         try:
             self._store.create(OWNER, as_json(mine))

@@ -108,21 +108,14 @@ class SqlSession(Session):
         self.job = job
         self.sink = sink
         self.database = database
-        self._owner: Owner | None = None
 
     @abstractmethod
     def apply(self, rows: Rows) -> None:
         """Write the rows inside the open transaction, in their order."""
 
-    @property
-    def owner(self) -> Owner:
-        """Who we are; known once recovery took over."""
-        assert self._owner is not None, "open() comes first"
-        return self._owner
-
     def open(self, owner: Owner) -> None:
         """Let go of what an older writer in this process holds; refuse a target of another lineage."""
-        self._owner = owner
+        super().open(owner)
         found = None
         try:
             self._look()

@@ -19,7 +19,7 @@ from fencepost.errors import EpochFailed, FencepostError
 from fencepost.protocol.effects import Outcome
 from fencepost.protocol.records import Epoch, Handle, WriterNumber
 from fencepost.rows import Rows
-from fencepost.sinks.contract import Capabilities, OutputMode, Owner, Session, Sink
+from fencepost.sinks.contract import Capabilities, OutputMode, Session, Sink
 from fencepost.sinks.wal import place_of
 
 __all__ = ["TwoPhaseCommit", "Unit"]
@@ -122,21 +122,10 @@ class TwoPhaseCommitSession(Session):
     def __init__(self, sink: TwoPhaseCommit[Any], job: str) -> None:
         self._sink = sink
         self._job = job
-        self._owner: Owner | None = None
-
-    @property
-    def owner(self) -> Owner:
-        """Who we are; known once recovery took over."""
-        assert self._owner is not None, "open() comes first"
-        return self._owner
 
     def preflight(self, schema: pa.Schema, mode: OutputMode) -> str:
         """Ask for the identity."""
         return self._sink.identity()
-
-    def open(self, owner: Owner) -> None:
-        """Remember who we are; what older writers left is found as orphans."""
-        self._owner = owner
 
     def pre_commit(self, epoch: Epoch, rows: Rows) -> Handle | None:
         """Open, write, prepare."""

@@ -15,7 +15,7 @@ from fencepost.errors import BadConfig, EpochFailed
 from fencepost.protocol.effects import Outcome
 from fencepost.protocol.records import Epoch, Handle
 from fencepost.rows import Rows
-from fencepost.sinks.contract import Capabilities, OutputMode, Owner, Session, Sink
+from fencepost.sinks.contract import Capabilities, OutputMode, Session, Sink
 
 __all__ = ["EpochContext", "WriteAheadLog"]
 
@@ -91,13 +91,6 @@ class WriteAheadLogSession(Session):
     def __init__(self, sink: WriteAheadLog, job: str) -> None:
         self._sink = sink
         self._job = job
-        self._owner: Owner | None = None
-
-    @property
-    def owner(self) -> Owner:
-        """Who we are; known once recovery took over."""
-        assert self._owner is not None, "open() comes first"
-        return self._owner
 
     def preflight(self, schema: pa.Schema, mode: OutputMode) -> str:
         """A function has no place to keep an identity: its name has to do."""
@@ -108,10 +101,6 @@ class WriteAheadLogSession(Session):
                 next="Declare idempotent=True if send() upserts by key, or use output mode append.",
             ).at(job=self._job, sink=self._sink.name)
         return f"function:{self._sink.name}"
-
-    def open(self, owner: Owner) -> None:
-        """Remember who we are; a function holds nothing of older writers."""
-        self._owner = owner
 
     def pre_commit(self, epoch: Epoch, rows: Rows) -> Handle | None:
         """The rows are staged already; name them."""
