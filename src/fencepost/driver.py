@@ -142,7 +142,7 @@ class Driver:
                         self._performer.run(run_plainly(self.book, number))
                     case Guarantee.AT_MOST_ONCE:
                         self._performer.run(run_claimed(self.book, number))
-            except Exception as error:
+            except BaseException as error:  # a cancelled client raises one; an epoch that did not return is never done
                 self._closed = True
                 self._performer.rollback()
                 self.failure = self.fenced() or self._explain(error, number)
@@ -198,7 +198,7 @@ class Driver:
             return None
         return None
 
-    def _explain(self, error: Exception, epoch: Epoch) -> FencepostError:
+    def _explain(self, error: BaseException, epoch: Epoch) -> FencepostError:
         """Our own errors as they are; anything else named by its type only, for its text may hold a row's value."""
         if isinstance(error, FencepostError):
             return error.at(job=self._plan.job, epoch=epoch)
@@ -210,8 +210,9 @@ class Driver:
             return RecoveryNeeded("commit_failed", f"The epoch is decided, then: {what}.", where=where, next=again)
         return EpochFailed(
             "epoch_failed",
-            f"The epoch failed before its decision: {what}.",
+            f"The epoch failed: {what}.",
             where=where,
+            safe="Safe: if it was decided after all, the next start finishes it; if not, nothing of it is visible.",
             next="Look at the cause above; when it is mended, start the job again.",
         )
 

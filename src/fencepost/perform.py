@@ -162,7 +162,7 @@ def _wait(performer: Performer, effect: e.Wait) -> None:
 
 _DO: Mapping[type[e.Effect[Any]], Callable[[Performer, Any], Any]] = {
     e.ReadIdentity: lambda p, effect: p.log.identity(),
-    e.WriteMetadata: lambda p, effect: p.log.write_metadata(effect.lineage),
+    e.NameLineage: lambda p, effect: p.log.name_lineage(effect.lineage),
     e.Names: Performer._names,
     e.Read: Performer._read,
     e.Create: Performer._create,
@@ -171,7 +171,7 @@ _DO: Mapping[type[e.Effect[Any]], Callable[[Performer, Any], Any]] = {
     e.LogRead: lambda p, effect: p.log.read(effect.log, effect.epoch),
     e.LogWrite: lambda p, effect: p.log.write(effect.log, effect.epoch, effect.text),
     e.LogDelete: lambda p, effect: p.log.delete(effect.log, effect.epoch),
-    e.ForgetUndecided: lambda p, effect: p.log.forget_undecided(effect.offsets),
+    e.MendSources: lambda p, effect: p.log.mend_sources(effect.offsets),
     e.LostFiles: lambda p, effect: p.log.lost_files(effect.epoch, effect.snapshot, effect.sources),
     e.OpenSinks: Performer._open_sinks,
     e.PreCommit: Performer._pre_commit,

@@ -73,7 +73,8 @@ class Run:
         driver.recover()
         formats = driver.book.state.lineage.formats
         try:
-            with session.settings(spark, {**formats, **(session.use_durable_files(spark) if jar else {})}):
+            wanted = {**session.CHECKED_BY_US, **formats, **(session.use_durable_files(spark) if jar else {})}
+            with session.settings(spark, wanted):
                 query = bridge.start(writer.option("checkpointLocation", chosen.checkpoint), driver)
         except Exception as error:
             driver.close()

@@ -156,9 +156,7 @@ def _read(lineage: str, number: Number, job: str) -> Step[tuple[Record, bytes]]:
 
 def raise_fenced(book: Book, state: State) -> NoReturn:
     """Say who took over, by the ledger as it is now."""
-    by = f"writer {state.writer}" if state.writer != book.writer else "another process"
-    if state.sealed:
-        by = "a restore, which sealed this lineage"
+    by = "a restore, which sealed this lineage" if state.sealed else f"writer {state.writer}"
     raise Fenced(
         "fenced",
         f"Writer {book.writer} of this checkpoint was replaced by {by}.",

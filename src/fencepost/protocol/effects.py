@@ -71,8 +71,12 @@ class Identity:
 
 
 @dataclass(frozen=True, slots=True)
-class WriteMetadata(Effect[None]):
-    """Write Spark's `metadata`, durably: the lineage is Spark's query id."""
+class NameLineage(Effect[str]):
+    """Write Spark's `metadata`, durably and exclusively: the lineage is Spark's query id. Answer: the id that stands.
+
+    Of two drivers that start at once, one names the lineage; the other must take that name, or they would never meet in
+    one ledger. A file that cannot be read is replaced.
+    """
 
     lineage: str
 
@@ -138,15 +142,15 @@ class LogWrite(Effect[None]):
 
 @dataclass(frozen=True, slots=True)
 class LogDelete(Effect[None]):
-    """Remove one entry, durably."""
+    """Remove one entry."""
 
     log: str
     epoch: Epoch
 
 
 @dataclass(frozen=True, slots=True)
-class ForgetUndecided(Effect[None]):
-    """Remove what the engine noted beside its log for epochs after `offsets` (None: for every epoch)."""
+class MendSources(Effect[None]):
+    """Remove entries after `offsets` in the sources' own logs that cannot be read (None: no epoch is decided)."""
 
     offsets: str | None
 

@@ -85,15 +85,7 @@ def barrier(book: Book, epoch: Epoch) -> Step[str]:
                     where=book.where,
                     next="Start the job again: recovery rewrites Spark's log from the ledger.",
                 ).at(epoch=epoch)
-    offsets = yield from ask(LogRead("barrier", "offsets", epoch))
-    if not offsets:
-        raise EpochFailed(
-            "no_barrier",
-            f"Spark's offsets/{epoch} is missing or empty.",
-            where=book.where,
-            next="Start the job again; if it stays, look at the disk that holds the checkpoint.",
-        ).at(epoch=epoch)
-    return offsets
+    return (yield from _range_of(book, epoch))
 
 
 def vote(book: Book, order: tuple[SinkFacts, ...], epoch: Epoch, handles: tuple[Handle, ...]) -> Step[None]:
@@ -143,7 +135,7 @@ def commit_open(book: Book, order: tuple[SinkFacts, ...]) -> Step[tuple[Handle, 
 
 
 def mark_done(book: Book) -> Step[None]:
-    """Say that the open decision is done, where no next decision will: on idle, at stop, after recovery."""
+    """Say that the open decision is done, where no next decision will: at stop, after recovery."""
     if book.state.open is not None:
         yield from append(book, Done(book.state.open.epoch), "done")
 
@@ -158,7 +150,10 @@ def check_not_replaced(book: Book) -> Step[None]:
     """After a failed epoch: was it a newer driver's doing? Then this one is fenced and must not start again."""
     names = yield from ask(Names("failed.list", book.state.lineage_id))
     if names[-1:] > (book.state.last,):
-        raise_fenced(book, (yield from read_ledger(book.state.lineage_id, book.state.lineage.job)))
+        state = yield from read_ledger(book.state.lineage_id, book.state.lineage.job)
+        # A record of our own may stand there too: linked, but its folder could not be synced.
+        if state.writer != book.writer or state.sealed:
+            raise_fenced(book, state)
 
 
 def run_plainly(book: Book, epoch: Epoch) -> Step[None]:
@@ -172,8 +167,8 @@ def run_claimed(book: Book, epoch: Epoch) -> Step[None]:
     if last is not None and epoch <= last.epoch:
         yield from ask(Mute("mute", epoch))
         return
-    offsets = yield from ask(LogRead("claim.barrier", "offsets", epoch))
-    yield from append(book, Claim(epoch, offsets or ""), "claim")
+    offsets = yield from _range_of(book, epoch)
+    yield from append(book, Claim(epoch, offsets), "claim")
     yield from ask(WritePlainly("claim.write", epoch))
     yield from retire(book)
 
@@ -186,6 +181,18 @@ def in_commit_order(sinks: Iterable[SinkFacts]) -> tuple[SinkFacts, ...]:
 def handles_of(sink: str, handles: tuple[Handle, ...]) -> tuple[Handle, ...]:
     """The handles of one sink."""
     return tuple(h for h in handles if h.sink == sink)
+
+
+def _range_of(book: Book, epoch: Epoch) -> Step[str]:
+    offsets = yield from ask(LogRead("barrier", "offsets", epoch))
+    if not offsets:
+        raise EpochFailed(
+            "no_barrier",
+            f"Spark's offsets/{epoch} is missing or empty.",
+            where=book.where,
+            next="Start the job again; if it stays, look at the disk that holds the checkpoint.",
+        ).at(epoch=epoch)
+    return offsets
 
 
 def _commit_sink(book: Book, sink: SinkFacts, opened: Open) -> Step[tuple[Handle, ...]]:

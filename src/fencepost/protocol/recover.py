@@ -12,17 +12,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from fencepost.errors import CheckpointRefused, InDoubt, OperatorNeeded, Where
-from fencepost.protocol.append import Book, append, new_ledger, read_ledger, try_append
+from fencepost.protocol.append import Book, append, new_ledger, read_ledger, retire, try_append
 from fencepost.protocol.effects import (
     Abort,
     Again,
     Commit,
-    ForgetUndecided,
     LogDelete,
     LogNames,
     LogRead,
     LogWrite,
     LostFiles,
+    MendSources,
+    NameLineage,
     OpenSinks,
     Orphans,
     Outcome,
@@ -30,10 +31,17 @@ from fencepost.protocol.effects import (
     Step,
     SweepStaged,
     Vote,
-    WriteMetadata,
     ask,
 )
-from fencepost.protocol.epoch import SinkFacts, commit_open, handles_of, in_commit_order, mark_done
+from fencepost.protocol.epoch import (
+    PATIENCE,
+    SinkFacts,
+    check_not_replaced,
+    commit_open,
+    handles_of,
+    in_commit_order,
+    mark_done,
+)
 from fencepost.protocol.order import State
 from fencepost.protocol.records import (
     Decision,
@@ -94,6 +102,8 @@ def settle(book: Book, start: Start) -> Step[None]:
         yield from rebuild(book)
     elif state.lineage.guarantee == "at_most_once":
         yield from keep_claimed_range(book)
+    yield from ask(SweepStaged("recover.sweep", book.writer, book.state.done_through, recovering=True))
+    yield from retire(book)
 
 
 def keep_claimed_range(book: Book) -> Step[None]:
@@ -115,8 +125,7 @@ def identify(start: Start) -> Step[str]:
     if found.ledgers:
         if not found.metadata and len(found.ledgers) == 1:
             # The lineage is Spark's query id: a lost or empty metadata file is rewritten, not guessed.
-            yield from ask(WriteMetadata("recover.metadata", found.ledgers[0]))
-            return found.ledgers[0]
+            return (yield from ask(NameLineage("recover.metadata", found.ledgers[0])))
         raise CheckpointRefused(
             "lineage_mismatch",
             f"Spark's metadata names query {found.metadata or 'nothing readable'}, "
@@ -132,9 +141,7 @@ def identify(start: Start) -> Step[str]:
             next="If the ledger was deleted, restore it from a copy. If plain Spark wrote this checkpoint, start with "
             "adopt=True: its sinks must hold exactly the epochs that are complete.",
         )
-    lineage_id = found.metadata or start.new_id
-    if not found.metadata:
-        yield from ask(WriteMetadata("recover.metadata.first", lineage_id))
+    lineage_id = found.metadata or (yield from ask(NameLineage("recover.metadata.first", start.new_id)))
     body = start.lineage
     if found.epochs:
         body = Lineage(
@@ -191,13 +198,21 @@ def finish(book: Book, start: Start) -> Step[None]:
     if opened is None:
         return
     order = in_commit_order(start.sinks)
-    while gone := (yield from commit_open(book, order)):
-        if all(handle.kept for handle in gone):
-            yield from redo(book, opened.epoch, gone)
-        else:
+    for _ in range(PATIENCE):
+        gone = yield from commit_open(book, order)
+        if not gone:
+            yield from mark_done(book)
+            return
+        if not all(handle.kept for handle in gone):
             yield from void(book, opened.epoch, gone, order)
             return
-    yield from mark_done(book)
+        yield from redo(book, opened.epoch, gone)
+    raise InDoubt(
+        "lost_again",
+        f"The sink lost the same decided epoch {PATIENCE} times in a row, each time after it was written again.",
+        where=book.where,
+        next="See why the sink's target loses what it has accepted, then start the job again; the rows are kept.",
+    ).at(epoch=opened.epoch, sink=gone[0].sink)
 
 
 def redo(book: Book, epoch: Epoch, gone: tuple[Handle, ...]) -> Step[None]:
@@ -248,19 +263,20 @@ def abort_orphans(book: Book, start: Start) -> Step[None]:
         for orphan in (yield from ask(Orphans("recover.orphans", sink.name, book.writer))):
             if orphan.id not in decided:
                 yield from ask(Abort("recover.abort", orphan))
-    yield from ask(SweepStaged("recover.sweep", book.writer, book.state.done_through, recovering=True))
 
 
 def rebuild(book: Book) -> Step[None]:
     """Make Spark's log exactly the ledger's.
 
     Decided epochs are written from their records if they are missing, empty or different: writing `commits/L` is how
-    a decided epoch is completed. What Spark noted of the undecided epoch is removed, so that no damage in it counts:
-    the epoch begins anew where the last decision ended.
+    a decided epoch is completed. The range of an undecided epoch is removed, so that no damage in it counts: the epoch
+    begins anew where the last decision ended. A driver that slept until here must not do so by its stale view, so it
+    looks for a newer one right before.
     """
     state = book.state
     newest = state.newest
     last = newest.epoch if newest else Epoch(state.lineage.first_epoch - 1)
+    yield from check_not_replaced(book)
     for epoch in (yield from ask(LogNames("recover.rebuild.complete", "commits"))):
         if epoch > last:
             if epoch != state.voided:
@@ -277,7 +293,9 @@ def rebuild(book: Book) -> Step[None]:
     offsets = newest.offsets if newest else None
     if newest is None and state.lineage.first_epoch > 0:  # adopted: the last epoch before us is plain Spark's
         offsets = yield from ask(LogRead("recover.rebuild.adopted", "offsets", last))
-    yield from ask(ForgetUndecided("recover.rebuild.forget", offsets))
+        if not offsets:
+            raise _adopted_log_damaged(book.where, last)
+    yield from ask(MendSources("recover.rebuild.sources", offsets))
     for decision in [decision for _, decision in state.decisions[-2:]]:
         yield from _complete(decision)
     if newest is not None:
@@ -306,6 +324,8 @@ def _check_files(book: Book, newest: Decision) -> Step[None]:
 def _first_after_adoption(start: Start) -> Step[Epoch]:
     complete = yield from ask(LogNames("recover.adopt.complete", "commits"))
     begun = yield from ask(LogNames("recover.adopt.begun", "offsets"))
+    if not begun or begun[-1:] < complete[-1:]:
+        raise _adopted_log_damaged(start.where, complete[-1])
     if begun[-1:] != complete[-1:]:
         raise CheckpointRefused(
             "adopt_incomplete",
@@ -314,6 +334,16 @@ def _first_after_adoption(start: Start) -> Step[Epoch]:
             next="Let the old job finish its last epoch (a run with trigger availableNow), then adopt.",
         )
     return Epoch(complete[-1] + 1)
+
+
+def _adopted_log_damaged(where: Where, epoch: int) -> CheckpointRefused:
+    return CheckpointRefused(
+        "adopted_log_damaged",
+        f"Spark's offsets/{epoch}, where the adopted checkpoint ends, is missing or empty.",
+        where=where,
+        safe="Safe: nothing was changed.",
+        next="Restore the file from a copy of the checkpoint, then start again.",
+    )
 
 
 def _sink_changed(

@@ -45,10 +45,16 @@ class SparkLog:
         text = self.read("commits", Epoch(newest[0])) if newest else None
         return bool(self._store.list("state")) and not state_ids(text or "")
 
-    def write_metadata(self, lineage: str) -> None:
-        """Fix Spark's query id."""
-        self._store.replace("metadata", json.dumps({"id": lineage}, separators=(",", ":")).encode())
+    def name_lineage(self, lineage: str) -> str:
+        """Fix Spark's query id, or take the one that another driver fixed just before us."""
+        text = json.dumps({"id": lineage}, separators=(",", ":")).encode()
+        if not self._store.create("metadata", text):
+            found = _query_id(self._store.read("metadata") or b"")
+            if found:
+                return found
+            self._store.replace("metadata", text)  # it cannot be read: a lost or torn file is written anew
         self._store.delete(".metadata.crc")
+        return lineage
 
     def names(self, log: str) -> tuple[int, ...]:
         """Epochs in `offsets` or `commits`, rising."""
@@ -72,32 +78,44 @@ class SparkLog:
         self._store.delete(f"{log}/{epoch}")
         self._store.delete(f"{log}/.{epoch}.crc")
 
-    def forget_undecided(self, offsets: str | None) -> None:
-        """Remove file-source entries after `offsets`; with no offsets at all, also the state that nobody decided."""
-        ends = source_offsets(offsets) if offsets else {}
+    def mend_sources(self, offsets: str | None) -> None:
+        """Remove file-source entries after `offsets` that a crash or a power cut left unreadable.
+
+        Readable ones stay: their files belong to the next epoch. What other kinds of source keep here (Kafka its very
+        first position) is not touched.
+        """
         for source in self._store.list("sources"):
+            _, highest = self._ends(source, offsets)
             for number, name in self._source_entries(source):
-                end = ends.get(source)
-                if number > (end if end is not None else -1) and self._is_file_source(source, name, end):
+                if number > highest and not _readable(self._store.read(f"sources/{source}/{name}")):
                     self._store.delete(f"sources/{source}/{name}")
                     self._store.delete(f"sources/{source}/.{name}.crc")
-        if offsets is None:
-            self._store.delete("state")
 
     def source_sums(self, before: str | None, offsets: str) -> dict[str, str]:
         """Sums of the file-source entries that one epoch added."""
-        began = source_offsets(before) if before else {}
         sums = {}
-        for source, end in source_offsets(offsets).items():
-            if end is None:
-                continue
-            last = began.get(source)
-            for number in range(0 if last is None else last + 1, end + 1):
+        for source in self._store.list("sources"):
+            began, _ = self._ends(source, before)
+            ended, _ = self._ends(source, offsets)
+            for number in range(began + 1, ended + 1):
                 for name in (f"{number}", f"{number}.compact"):
                     data = self._store.read(f"sources/{source}/{name}")
                     if data is not None:
                         sums[f"{source}/{name}"] = digest(data)
         return sums
+
+    def _ends(self, source: str, offsets: str | None) -> tuple[int, int]:
+        """The last entry of a source's log that is surely in `offsets`, and the last that may be; -1 if none.
+
+        Spark writes a line per *use* of a source but has a folder per source: where two branches read one source, which
+        line belongs to which folder cannot be told from the text. Both answers are then on the safe side.
+        """
+        ends = source_offsets(offsets) if offsets else {}
+        if source in ends and len(ends) == len(self._store.list("sources")):
+            end = ends[source]
+            return (-1, -1) if end is None else (end, end)
+        known = [end for end in ends.values() if end is not None]
+        return (min(known), max(known)) if known else (-1, -1)
 
     def lost_files(self, epoch: Epoch, snapshot: str, sources: Mapping[str, str]) -> tuple[str, ...]:
         """State files that the snapshot names, and source entries that decisions name: missing or changed ones."""
@@ -131,13 +149,6 @@ class SparkLog:
         names = self._store.list(f"sources/{source}")
         return [(int(match[1]), name) for name in names if (match := _ENTRY.match(name))]
 
-    def _is_file_source(self, source: str, name: str, end: int | None) -> bool:
-        """Other sources keep their very first position here (Kafka, rate): that is not an epoch's, and stays."""
-        if end is not None:
-            return True
-        data = self._store.read(f"sources/{source}/{name}") or b""
-        return not data or b'"path"' in data
-
 
 def source_offsets(offsets: str) -> dict[str, int | None]:
     """The file-source log offset of every source in an `offsets/N` text; None for a source of another kind.
@@ -165,6 +176,17 @@ def state_ids(snapshot: str) -> dict[str, list[list[str]]]:
     except (ValueError, AttributeError):
         return {}
     return {operator: [list(stores) for stores in partitions] for operator, partitions in ids.items()}
+
+
+def _readable(data: bytes | None) -> bool:
+    """A whole entry: a version, then lines of JSON (or, of other sources than files, a bare position)."""
+    try:
+        version, *lines = (data or b"").decode().lstrip("\0").rstrip("\n").split("\n")
+        for line in lines:
+            json.loads(line)
+    except ValueError:
+        return False
+    return version.startswith("v") and bool(lines)
 
 
 def _query_id(data: bytes) -> str:

@@ -38,6 +38,13 @@ KEYED_STATE: Mapping[str, str] = {
 }
 """Fixed at the first start of a job whose only state is keyed state of its own."""
 
+CHECKED_BY_US: Mapping[str, str] = {
+    # State of a first epoch that was never decided may lie there, under ids that nobody names; the ledger knows better
+    # than an empty folder whether this checkpoint is the job's own.
+    "spark.sql.streaming.verifyCheckpointDirectoryEmptyOnStart": "false",
+}
+"""For the one query that starts."""
+
 CHECKPOINT_FILES: Mapping[str, str] = {"fs.AbstractFileSystem.file.impl": "fencepost.DurableFs"}
 """`file:` without a process per file operation, with fsync, and with a rename that never overwrites: Spark's way to
 offsets, commits, source logs and state. Sources read it after the query started, so it stays in the session."""

@@ -20,7 +20,7 @@ from fencepost.protocol.order import State
 from fencepost.protocol.records import Epoch, Lineage, SinkRecord, Writer, WriterNumber
 from fencepost.prove.model.check import Segment, Violation
 from fencepost.prove.model.targets import Frozen, Job
-from fencepost.prove.model.world import LINEAGE, Boot, Complete, Plan, RunPlan
+from fencepost.prove.model.world import Boot, Complete, Plan, RunPlan
 
 KEEP = 1
 """Retention so tight that a driver that slept finds freed numbers."""
@@ -127,7 +127,7 @@ def start_of(life: Life) -> recover.Start:
         lineage=Lineage("job", "exactly_once", Epoch(0), sinks, Frozen()),
         sinks=tuple(s.facts for s in life.job.sinks),
         writer=Writer(f"driver-{life.number}", "host", 1, Frozen()),
-        new_id=LINEAGE,
+        new_id=f"lineage-{life.number}",
         clock=_no_clock,
         keep=KEEP,
     )

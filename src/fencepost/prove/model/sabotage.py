@@ -5,8 +5,8 @@ Each swaps one piece of the real code, or one rule of the world. Never imported 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Self
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from fencepost.errors import EpochFailed
 from fencepost.protocol import append, epoch, order, recover
@@ -15,10 +15,19 @@ from fencepost.protocol.append import Book
 from fencepost.protocol.epoch import SinkFacts
 from fencepost.protocol.records import Body, Done, Epoch, Handle, WriterNumber
 from fencepost.prove.model import check
-from fencepost.prove.model.check import Segment
+from fencepost.prove.model.bad_worlds import (
+    AppliesInTheVote,
+    NamedByEpoch,
+    NamedTwice,
+    NoEpochRow,
+    Promising,
+    Renaming,
+    SleepingSession,
+    SweepsNewer,
+    Unsynced,
+)
 from fencepost.prove.model.hunt import PASS, Sabotage, as_is, meddle
-from fencepost.prove.model.targets import APPLY, BARE, KEPT, PUBLISH, Actor, SinkSpec
-from fencepost.prove.model.world import World
+from fencepost.prove.model.targets import APPLY, BARE, KEPT, PUBLISH
 
 
 def _outcome_for(outcome: e.Outcome) -> Callable[..., Any]:
@@ -43,14 +52,6 @@ def _promise_then_precommit(book: Book, n: Epoch, sinks: Iterable[SinkFacts]) ->
     yield from epoch.decide(book, n, offsets, handles, snapshot)
     yield from e.ask(e.PreCommit("precommit", n))
     yield from epoch.commit_open(book, epoch.in_commit_order(sinks))
-
-
-class _Promising(World):
-    __slots__ = ()
-
-    def hold(self, sink: SinkSpec, handle: str, epoch: int, writer: int, segment: Segment) -> None:
-        if any(key[0] == "ledger" and handle.encode() in data for key, data in self.facts.items()):
-            super().hold(sink, handle, epoch, writer, segment)
 
 
 def _commit_then_decide(
@@ -126,26 +127,6 @@ def _unknown_not_read_back(book: Book, body: Body, point: str) -> e.Step[bool]:
     return meddle(_REAL_TRY(book, body, point), lambda effect: PASS, hear)
 
 
-class _Unsynced(World):
-    __slots__ = ()
-
-    def power_losses(self) -> Iterator[Self]:
-        for world in super().power_losses():
-            yield world
-            if len(self.numbers("ledger")) > 1:
-                torn = world.copy()
-                torn.drop(("ledger", self.numbers("ledger")[-1]))
-                yield torn
-
-
-class _Renaming(World):
-    __slots__ = ()
-
-    def _create(self, actor: Actor, effect: e.Create) -> e.Created:
-        self.facts.pop(("ledger", effect.number), None)
-        return super()._create(actor, effect)
-
-
 # --- variants of recovery
 
 
@@ -200,56 +181,13 @@ def _retire_the_voidable(state: order.State, keep: int) -> int:
 # --- variants of sinks and staging
 
 
-class _NamedByEpoch(World):
-    __slots__ = ()
-
-    def handle_id(self, sink: str, epoch: int, writer: int, attempt: str) -> str:
-        return f"{sink}-{epoch}"
-
-
-class _NoEpochRow(World):
-    __slots__ = ()
-
-    def apply(self, actor: Actor, handle: Handle, epoch: int) -> e.Outcome:
-        self.facts.pop(("row", handle.sink), None)
-        return super().apply(actor, handle, epoch)
-
-
-class _AppliesInTheVote(World):
-    __slots__ = ()
-
-    def _vote(self, actor: Actor, effect: e.Vote) -> tuple[str, ...]:
-        dead = super()._vote(actor, effect)
-        if not dead and self.sink(effect.sink).shape == "apply":
-            self.apply(actor, effect.handles[0], effect.epoch)
-        return dead
-
-
-class _SleepingSession(World):
-    __slots__ = ()
-
-    def _open_sinks(self, actor: Actor, effect: e.OpenSinks) -> None:
-        pass
-
-
-class _SweepsNewer(World):
-    __slots__ = ()
-
-    def _sweep(self, actor: Actor, effect: e.SweepStaged) -> None:
-        super()._sweep(actor, effect)
-        if effect.recovering:
-            for key in self.below("staged"):
-                if key[1] != effect.writer:
-                    del self.facts[key]
-
-
 SABOTAGES = (
     Sabotage(
         "decide_before_precommit",
         "The decision names handles that are pre-committed only after it.",
         (APPLY, PUBLISH),
         ((epoch, "run_epoch", _promise_then_precommit),),
-        _Promising,
+        Promising,
     ),
     Sabotage(
         "commit_before_decide",
@@ -257,8 +195,8 @@ SABOTAGES = (
         (KEPT, APPLY),
         ((epoch, "decide", _commit_then_decide),),
     ),
-    Sabotage("ledger_not_synced", "The newest record may vanish with the power.", (APPLY, PUBLISH), (), _Unsynced),
-    Sabotage("rename_not_link", "Creating a record replaces one that is there.", (KEPT, APPLY), (), _Renaming),
+    Sabotage("ledger_not_synced", "The newest record may vanish with the power.", (APPLY, PUBLISH), (), Unsynced),
+    Sabotage("rename_not_link", "Creating a record replaces one that is there.", (KEPT, APPLY), (), Renaming),
     Sabotage(
         "no_hole_check",
         "A driver acts on a record in a number that retention freed.",
@@ -281,7 +219,7 @@ SABOTAGES = (
         (BARE, PUBLISH),
         ((recover, "abort_orphans", _abort_everybodys),),
     ),
-    Sabotage("handle_named_by_epoch", "Two attempts of an epoch use one handle id.", (KEPT, APPLY), (), _NamedByEpoch),
+    Sabotage("handle_named_by_epoch", "Two attempts of an epoch use one handle id.", (KEPT, APPLY), (), NamedByEpoch),
     Sabotage(
         "unknown_is_no",
         "A decision without an answer is taken for not written, and its handles are aborted.",
@@ -336,7 +274,7 @@ SABOTAGES = (
         (APPLY, PUBLISH),
         ((epoch, "decide", _sweep_after_decide),),
     ),
-    Sabotage("staged_of_newer_swept", "A sweep takes the rows of newer writers.", (APPLY, PUBLISH), (), _SweepsNewer),
+    Sabotage("staged_of_newer_swept", "A sweep takes the rows of newer writers.", (APPLY, PUBLISH), (), SweepsNewer),
     Sabotage(
         "end_off_by_one",
         "The decision says one record more than was read.",
@@ -355,13 +293,20 @@ SABOTAGES = (
         (BARE, PUBLISH),
         ((append, "oldest_needed", _retire_the_voidable),),
     ),
-    Sabotage("no_epoch_row", "An apply sink does not look whether it has the epoch.", (KEPT, APPLY), (), _NoEpochRow),
-    Sabotage("vote_commits", "An apply sink commits in the vote.", (KEPT, APPLY), (), _AppliesInTheVote),
+    Sabotage("no_epoch_row", "An apply sink does not look whether it has the epoch.", (KEPT, APPLY), (), NoEpochRow),
+    Sabotage("vote_commits", "An apply sink commits in the vote.", (KEPT, APPLY), (), AppliesInTheVote),
+    Sabotage(
+        "lineage_named_twice",
+        "Of two first starts each writes its own lineage into metadata.",
+        (KEPT, APPLY),
+        (),
+        NamedTwice,
+    ),
     Sabotage(
         "sleeping_session_kept",
         "A new driver does not end the sessions of older writers.",
         (KEPT, APPLY),
         (),
-        _SleepingSession,
+        SleepingSession,
     ),
 )

@@ -22,9 +22,6 @@ from fencepost.protocol import effects as e
 from fencepost.prove.model import check
 from fencepost.prove.model.targets import Actor, Frozen, Targets
 
-LINEAGE = "model"
-
-
 # --- what the engine itself does to the world, as effects of its own
 
 
@@ -149,6 +146,8 @@ class World(Targets):
         return data
 
     def _create(self, actor: Actor, effect: e.Create) -> e.Created:
+        if effect.lineage != self.facts[("metadata",)]:
+            raise check.Violation("doubled", "two lineages: their drivers never meet in one ledger")
         if ("ledger", effect.number) in self.facts:
             return e.Created.TAKEN
         self.facts[("ledger", effect.number)] = effect.data
@@ -162,10 +161,12 @@ class World(Targets):
 
     def _identity(self, actor: Actor, effect: e.ReadIdentity) -> e.Identity:
         epochs = tuple(sorted({*self.numbers("offsets"), *self.numbers("commits")}))
-        return e.Identity(self.facts.get(("metadata",)), (LINEAGE,) if self.numbers("ledger") else (), epochs)
+        named = self.facts.get(("metadata",))
+        return e.Identity(named, (named,) if self.numbers("ledger") else (), epochs)
 
-    def _metadata(self, actor: Actor, effect: e.WriteMetadata) -> None:
-        self.facts[("metadata",)] = effect.lineage
+    def _name_lineage(self, actor: Actor, effect: e.NameLineage) -> str:
+        named: str = self.facts.setdefault(("metadata",), effect.lineage)
+        return named
 
     def _log_names(self, actor: Actor, effect: e.LogNames) -> tuple[int, ...]:
         return self.numbers(effect.log)
@@ -247,7 +248,7 @@ READS = frozenset(
 
 World.DO = {
     e.ReadIdentity: lambda w, a, x: w._identity(a, x),
-    e.WriteMetadata: lambda w, a, x: w._metadata(a, x),
+    e.NameLineage: lambda w, a, x: w._name_lineage(a, x),
     e.Names: lambda w, a, x: w._names(a, x),
     e.Read: lambda w, a, x: w._read(a, x),
     e.Create: lambda w, a, x: w._create(a, x),
@@ -256,7 +257,7 @@ World.DO = {
     e.LogRead: lambda w, a, x: w._log_read(a, x),
     e.LogWrite: lambda w, a, x: w._log_write(a, x),
     e.LogDelete: lambda w, a, x: w._log_delete(a, x),
-    e.ForgetUndecided: lambda w, a, x: w._nothing(a, x),
+    e.MendSources: lambda w, a, x: w._nothing(a, x),
     e.LostFiles: lambda w, a, x: w._lost_files(a, x),
     e.OpenSinks: lambda w, a, x: w._open_sinks(a, x),
     e.PreCommit: lambda w, a, x: w._pre_commit(a, x),
