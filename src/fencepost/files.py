@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
@@ -24,7 +25,7 @@ class Files(Sink):
     and move them into the folder when they are whole.
     """
 
-    path: str
+    path: str | os.PathLike[str]
     _: KW_ONLY
     format: str = "parquet"
     schema: str | None = None
@@ -45,7 +46,7 @@ class Files(Sink):
     def load(self, reader: Any) -> Any:
         """As a source."""
         return FileSource(
-            path=self.path,
+            path=os.fspath(self.path),
             format=self.format,
             schema=self.schema,
             max_files_per_epoch=self.max_files_per_epoch,
@@ -63,4 +64,4 @@ class Files(Sink):
 
     @property
     def _sink(self) -> FileSink:
-        return FileSink(self.path, format=cast("Any", self.format), visible=self.visible, name=self.name)
+        return FileSink(os.fspath(self.path), format=cast("Any", self.format), visible=self.visible, name=self.name)

@@ -26,17 +26,19 @@ class Guarantee(enum.IntEnum):
         return self.name.lower()
 
     @classmethod
-    def parse(cls, text: str, *, job: str | None = None) -> Guarantee:
+    def parse(cls, text: str | Guarantee, *, job: str | None = None) -> Guarantee:
         """Read a user's word."""
-        try:
-            return {level.word: level for level in cls}[text]
-        except (KeyError, TypeError):
+        if isinstance(text, cls):
+            return text
+        levels = {level.word: level for level in cls}
+        if text not in levels:
             raise BadConfig(
                 "unknown_guarantee",
                 f"There is no guarantee {text!r}.",
                 where=Where(job=job),
                 next="Use 'exactly_once', 'at_least_once' or 'at_most_once'.",
-            ) from None
+            )
+        return levels[text]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +66,8 @@ def source_link(name: str, *, replayable: bool) -> Link:
 def sink_link(name: str, sink: Capabilities) -> Link:
     """A sink whose commit may be repeated allows everything."""
     if sink.repeatable:
-        how = {
-            "transaction": "rows go into a transaction that is ended after the decision",
-            "apply": "rows and epoch are written together",
-            "publish": "one manifest makes an epoch visible",
-        }[sink.shape]
-        return Link(f"sink {name}", Guarantee.EXACTLY_ONCE, how)
+        whole = "an epoch is seen whole" if sink.atomic else "an epoch is not seen all at once"
+        return Link(f"sink {name}", Guarantee.EXACTLY_ONCE, f"a commit can be repeated, and {whole}")
     return Link(
         f"sink {name}",
         Guarantee.AT_LEAST_ONCE,

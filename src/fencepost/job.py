@@ -46,7 +46,7 @@ class Job:
         name: str,
         *,
         checkpoint: str | os.PathLike[str],
-        guarantee: str = "exactly_once",
+        guarantee: str | Guarantee = "exactly_once",
         output_mode: str | None = None,
         interval: str = "0 seconds",
         spark: SparkSession | None = None,
@@ -156,11 +156,21 @@ class Job:
 
     def start(self, *, until: Literal["stopped", "available"] = "stopped") -> StreamingQuery:
         """Recover and start; return Spark's own StreamingQuery. `run` does this and waits."""
+        run = self._start(until)
+        run.end_by_itself()
+        return cast("StreamingQuery", run.query)
+
+    def _start(self, until: str) -> Run:
         if until not in ("stopped", "available"):
             where = Where(job=self.name)
             raise BadConfig("bad_until", f"until={until!r} is unknown.", where=where, next="'stopped' or 'available'.")
         check(self._guarantee, self.check().links, job=self.name)
-        frames = {name: frame for name, (frame, _) in self._branches.items()}
+        if self._run is not None and self._run.query.isActive:
+            raise BadConfig(
+                "already_running", "The job runs already.", where=Where(job=self.name), next="Call job.stop() first."
+            )
+        # By name, not by the order of the calls: Spark numbers state by its place in the plan.
+        frames = {name: self._branches[name][0] for name in sorted(self._branches)}
         mode = self._mode or ("update" if any(map(inspect.needs_update, frames.values())) else "append")
         writer = branches.union(frames).writeStream.outputMode(mode).queryName(self.name)
         if until == "available":
@@ -175,16 +185,14 @@ class Job:
             bridge=self._bridge,
             adopt=self._adopt,
         )
-        sinks = {name: sink for name, (_, sink) in self._branches.items()}
+        sinks = {name: self._branches[name][1] for name in frames}
         self._run = Run.start(self.spark, writer, frames, sinks, chosen)
-        return cast("StreamingQuery", self._run.query)
+        return self._run
 
     def run(self, *, until: Literal["stopped", "available"] = "stopped") -> None:
         """Run until stopped, or until all there is has been processed; SIGTERM and SIGINT stop at an epoch's end."""
         self._stop.clear()
-        self.start(until=until)
-        run = self._run
-        assert run is not None
+        run = self._start(until)
         with _stopping_on_signals(self._stop):
             while not run.wait(0.1):
                 if self._stop.is_set():
@@ -198,7 +206,7 @@ class Job:
             self._run.stop()
 
     def cancel(self) -> None:
-        """End the query now; an undecided epoch in flight is dropped and runs again at the next start."""
+        """End the query without waiting for data; an epoch whose tasks still run is dropped and runs again later."""
         if self._run is not None:
             self._run.cancel()
 
@@ -254,19 +262,19 @@ def start(
         job=name, checkpoint=_local_path(path, name), guarantee=level, mode=mode, bridge=bridge, adopt=adopt
     )
     run = Run.start(frame.sparkSession, writer, {to.name: frame}, {to.name: to}, chosen)
-    threading.Thread(target=run.end_with_query, name=f"fencepost-{name}", daemon=True).start()
+    run.end_by_itself()
     return cast("StreamingQuery", run.query)
 
 
 def _local_path(path: str, job: str) -> str:
-    if re.match(r"[a-z0-9]+://", path, re.IGNORECASE) and not path.startswith("file://"):
+    if re.match(r"[a-z][a-z0-9+.-]*:/", path, re.IGNORECASE) and not path.startswith("file:/"):
         raise BadConfig(
             "remote_checkpoint",
             f"Checkpoints on {path.split(':', maxsplit=1)[0]}:// are not supported yet.",
             where=Where(job=job, path=path),
             next="Use a folder on a local disk.",
         )
-    return str(Path(path.removeprefix("file://")).absolute())
+    return str(Path(re.sub(r"^file:(//)?(?=/)", "", path)).absolute())
 
 
 @contextmanager

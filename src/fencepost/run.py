@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import re
+import threading
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,6 +19,8 @@ from fencepost.spark.bridge import Bridge, ForeachBatchBridge, JvmBridge
 from fencepost.spark.checkpoint import SparkLog
 
 BridgeName = Literal["jvm", "foreach_batch"]
+
+log = logging.getLogger("fencepost")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +56,7 @@ class Run:
                     "key_needed",
                     "An aggregate in update mode changes rows that were written before; this sink can only add rows.",
                     where=Where(job=chosen.job, sink=name),
-                    next="Give the sink a key (key='word'), or say mode='append' to keep every change as a row.",
+                    next=sink.capabilities.remedy or "Choose a sink that takes a key, or output_mode='append'.",
                 )
         jar = chosen.bridge != "foreach_batch" and session.bring_jar(spark)
         bridge = _bridge(spark, chosen, jar=jar)
@@ -98,12 +102,18 @@ class Run:
         self.query.stop()
         self.end()
 
-    def end_with_query(self) -> None:
-        """Wait for the query's end, then let go; whoever holds the query is told by the query itself how it ended."""
-        with suppress(FencepostError):
+    def end_by_itself(self) -> None:
+        """Let go when the query ends; whoever holds the query is told by it, and the log has our own words."""
+
+        def wait_and_end() -> None:
             while not self.wait(1):
                 pass
-            self.end()
+            try:
+                self.end()
+            except FencepostError as error:
+                log.error("%s", error)  # noqa: TRY400 - four lines, as everywhere; the query has the trace
+
+        threading.Thread(target=wait_and_end, name="fencepost-end", daemon=True).start()
 
     def end(self) -> None:
         """The query is over: note what is done, let go of everything, raise what ended it."""
@@ -161,10 +171,12 @@ def _bridge(spark: Any, chosen: Settings, *, jar: bool) -> Bridge:
 
 def _from_spark(error: Any, job: str) -> FencepostError:
     """Spark's own failure (the user's plan, a lost file, memory) in our words; the cause is chained."""
-    first = str(error).strip().split("\n")[0][:300]
+    # Spark's texts may quote a row (a cast that failed), so only its names of errors are taken over.
+    names = re.findall(r"\[([A-Z][A-Z0-9_]+(?:\.[A-Z0-9_]+)*)\]|\b([A-Z]\w*(?:Error|Exception))\b", str(error))
+    first = ", ".join(list(dict.fromkeys(code or name for code, name in names))[:4]) or type(error).__name__
     return EpochFailed(
         "spark_failed",
-        f"Spark ended the query: {first}",
+        f"Spark ended the query: {first}.",
         where=Where(job=job),
         safe="Safe: what is decided is finished at the next start; what is not decided is not visible, and runs again.",
         next="Mend the cause (Spark's own error is above), then start the job again.",

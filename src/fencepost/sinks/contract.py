@@ -61,6 +61,22 @@ class Owner:
         """A name that no other attempt, writer or lineage uses."""
         return f"{self.lineage[:8]}-{self.writer}-{epoch}-{uuid.uuid4().hex[:12]}"
 
+    def epoch_of_older(self, handle_id: str, before: WriterNumber) -> Epoch | None:
+        """The epoch of a unit that this lineage pre-committed under a writer older than `before`, else None."""
+        parts = handle_id.rsplit("-", 3)
+        if len(parts) != 4 or parts[0] != self.lineage[:8] or not (parts[1].isdigit() and parts[2].isdigit()):
+            return None
+        return Epoch(int(parts[2])) if int(parts[1]) < before else None
+
+
+def place_of(error: BaseException) -> str:
+    """What was raised, and where. Not its message: those of client libraries quote rows and connection strings."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    place = f" at {trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace is not None else ""
+    return type(error).__name__ + place
+
 
 class Sink(ABC):
     """Where a branch of a job goes: settings only, nothing open.

@@ -188,12 +188,22 @@ class FilesSession(Session):
             raise self._silent(EpochFailed, epoch, error, safe=safe) from None
 
     def orphans(self, before: WriterNumber) -> tuple[Handle, ...]:
-        """Data files of older writers that no manifest names."""
+        """Data files of older writers that no manifest names; the manifests are listed once for all of them."""
+        older = list(self._files_of_older(before))
+        known = set(manifest_names(self._folder)) if older else set()
+        committed = self._committed({epoch for _, epoch, _ in older}, known)
         return tuple(
             Handle(id=handle_id, sink=self._sink.name, rows=0, body={"file": name})
-            for handle_id, epoch, name in self._files_of_older(before)
-            if handle_id not in self._committed(epoch)
+            for handle_id, _, name in older
+            if handle_id not in committed
         )
+
+    def _committed(self, epochs: set[Epoch], manifests: set[str]) -> set[str]:
+        """Handles in the manifests of these epochs: one, or several that were written plainly."""
+        stems = {stem(self._version(epoch)) for epoch in epochs}
+        mine = [name for name in manifests if "-".join(name.partition(".")[0].split("-")[:2]) in stems]
+        found = (read_json(self._folder / MANIFESTS / name) or {"handle": ""} for name in mine)
+        return {handle for manifest in found for handle in manifest["handle"].split()}
 
     def abort(self, handle: Handle) -> None:
         """Delete the file of an orphan. What has been renamed into the folder was decided, and is never touched."""
@@ -306,21 +316,10 @@ class FilesSession(Session):
     def _files_of_older(self, before: WriterNumber) -> Iterator[tuple[str, Epoch, str]]:
         folder = STAGED if self._sink.visible == "rename" else "."
         for name in self._store.list(folder):
-            parts = name.partition(".")[0].rsplit("-", 3)
-            if len(parts) != 4 or parts[0] != self.owner.lineage[:8]:
-                continue
-            if parts[1].isdigit() and parts[2].isdigit() and int(parts[1]) < before:
-                yield "-".join(parts), Epoch(int(parts[2])), name
-
-    def _committed(self, epoch: Epoch) -> set[str]:
-        """Handles in the epoch's manifests: one, or several that were written plainly."""
-        mine = stem(self._version(epoch))
-        names = [name for name in manifest_names(self._folder) if name.startswith((f"{mine}.", f"{mine}-"))]
-        return {
-            handle
-            for name in names
-            for handle in (read_json(self._folder / MANIFESTS / name) or {"handle": ""})["handle"].split()
-        }
+            handle_id = name.partition(".")[0]
+            epoch = self.owner.epoch_of_older(handle_id, before)
+            if epoch is not None:
+                yield handle_id, epoch, name
 
     def _try_format(self, schema: pa.Schema) -> None:
         twice = sorted({name for name in schema.names if schema.names.count(name) > 1})

@@ -12,8 +12,11 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import wraps
+from threading import RLock
+from typing import Any, TypeVar, cast
 
 from fencepost import faults
 from fencepost.errors import EpochFailed, OperatorNeeded, Retryable, TargetRefused
@@ -64,6 +67,20 @@ class Held:
     handles: dict[str, str] = field(default_factory=dict)
 
 
+Call = TypeVar("Call", bound=Callable[..., Any])
+
+
+def alone(call: Call) -> Call:
+    """One session at a time: a second start in this process shares the connection, and may come at any moment."""
+
+    @wraps(call)
+    def locked(self: SqlSession, *args: Any, **named: Any) -> Any:
+        with self.database.lock:
+            return call(self, *args, **named)
+
+    return cast("Call", locked)
+
+
 class Database(ABC):
     """One connection to the target with at most one open transaction; the part that each product does differently.
 
@@ -71,6 +88,9 @@ class Database(ABC):
     """
 
     held: Held | None = None
+
+    def __init__(self) -> None:
+        self.lock = RLock()
 
     @abstractmethod
     def look(self) -> None:
@@ -113,6 +133,7 @@ class SqlSession(Session):
     def apply(self, rows: Rows) -> None:
         """Write the rows inside the open transaction, in their order."""
 
+    @alone
     def open(self, owner: Owner) -> None:
         """Let go of what an older writer in this process holds; refuse a target of another lineage."""
         super().open(owner)
@@ -132,6 +153,7 @@ class SqlSession(Session):
         if found is not None and self._is_foreign(found):
             raise self._another_lineage(found)
 
+    @alone
     def pre_commit(self, epoch: Epoch, rows: Rows) -> Handle | None:
         """The rows are staged already; name them."""
         # An earlier attempt of this epoch may have voted and failed elsewhere: its rows must not ride along.
@@ -142,6 +164,7 @@ class SqlSession(Session):
         assert rows.kept, "an apply sink declares keeps_rows"
         return Handle(id=self.owner.handle_id(epoch), sink=self.sink, rows=count, kept=rows.kept)
 
+    @alone
     def verify(self, epoch: Epoch, handles: tuple[Handle, ...]) -> tuple[str, ...]:
         """Vote by doing the work: whatever the target will not take, it refuses here, before the decision."""
         try:
@@ -170,6 +193,7 @@ class SqlSession(Session):
         self.database.held.handles[self.sink] = _ids(handles)
         return ()
 
+    @alone
     def commit(self, epoch: Epoch, handles: tuple[Handle, ...]) -> Mapping[str, Outcome]:
         """COMMIT what the vote left open; after a crash ask the epoch row, and apply again what is not there."""
         try:
@@ -185,6 +209,7 @@ class SqlSession(Session):
             outcome = Outcome.IN_DOUBT
         return {handle.id: outcome for handle in handles}
 
+    @alone
     def write(self, epoch: Epoch, rows: Rows) -> None:
         """All rows in one transaction, no epoch row: repeated, they are there twice (unless they have a key)."""
         try:
@@ -205,6 +230,7 @@ class SqlSession(Session):
             self._let_go()
             raise
 
+    @alone
     def rollback(self) -> None:
         """Undo the vote."""
         self._let_go()

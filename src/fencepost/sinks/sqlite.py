@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from fencepost.errors import BadConfig, FencepostError, Retryable, TargetRefused
 from fencepost.rows import Rows
 from fencepost.sinks.contract import Capabilities, OutputMode, Session, Sink
-from fencepost.sinks.sql import EPOCH_TABLE, TARGET_TABLE, RowsRefused, Silent, SqlSession
+from fencepost.sinks.sql import EPOCH_TABLE, TARGET_TABLE, RowsRefused, Silent, SqlSession, alone
 from fencepost.sinks.sqlite_columns import declared, misfits
 from fencepost.sinks.sqlite_file import File, Locked
 from fencepost.sinks.values import bindable
@@ -90,6 +90,7 @@ class SqliteSession(SqlSession):
         super().__init__(job, sink.name, self._file)
         self._statement: tuple[pa.Schema, str] | None = None
 
+    @alone
     def preflight(self, schema: pa.Schema, mode: OutputMode) -> str:
         """Check the file and the table, make what is missing, return the identity that stands in the file."""
         sink = self._settings
@@ -115,6 +116,7 @@ class SqliteSession(SqlSession):
             self._check_keys(batch)
             self._file.run_many(self._statement[1], zip(*map(_values, batch.schema.names, batch.columns), strict=True))
 
+    @alone
     def close(self) -> None:
         """Let go of the file, once nobody else in this job uses it."""
         self._file.leave(self)
@@ -218,7 +220,7 @@ def insert_into(sink: SQLite, names: Sequence[str]) -> str:
 
 def create_table(sink: SQLite, schema: pa.Schema) -> str:
     """A table that fits the DataFrame."""
-    key = sink.columns_of_key
+    key = sink.columns_of_key if sink.upserts else ()  # appended changes repeat a key
     parts = [f"{quoted(item.name)} {declared(item.type)}{' NOT NULL' if item.name in key else ''}" for item in schema]
     if key:
         parts.append(f"PRIMARY KEY ({', '.join(map(quoted, key))})")

@@ -36,6 +36,7 @@ class File(Database):
     _open: ClassVar[WeakValueDictionary[tuple[str, str], File]] = WeakValueDictionary()
 
     def __init__(self, path: Path) -> None:
+        super().__init__()
         self.users: WeakSet[Session] = WeakSet()
         self._path = path
         self._connection: sqlite3.Connection | None = None

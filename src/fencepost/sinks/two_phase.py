@@ -8,19 +8,18 @@ from __future__ import annotations
 import json
 import logging
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
 
-from fencepost.errors import EpochFailed, FencepostError
+from fencepost.errors import EpochFailed, FencepostError, Retryable
 from fencepost.protocol.effects import Outcome
 from fencepost.protocol.records import Epoch, Handle, WriterNumber
 from fencepost.rows import Rows
-from fencepost.sinks.contract import Capabilities, OutputMode, Session, Sink
-from fencepost.sinks.wal import place_of
+from fencepost.sinks.contract import Capabilities, OutputMode, Session, Sink, place_of
 
 __all__ = ["TwoPhaseCommit", "Unit"]
 
@@ -125,7 +124,8 @@ class TwoPhaseCommitSession(Session):
 
     def preflight(self, schema: pa.Schema, mode: OutputMode) -> str:
         """Ask for the identity."""
-        return self._sink.identity()
+        with self._explained("identity()"):
+            return self._sink.identity()
 
     def pre_commit(self, epoch: Epoch, rows: Rows) -> Handle | None:
         """Open, write, prepare."""
@@ -166,12 +166,30 @@ class TwoPhaseCommitSession(Session):
 
     def orphans(self, before: WriterNumber) -> tuple[Handle, ...]:
         """What the system lists, of this lineage and of older writers only."""
-        mine = (Handle(str(body["id"]), self._sink.name, 0, body=body) for body in self._sink.recover_orphans(before))
-        return tuple(handle for handle in mine if self._is_older(handle.id, before))
+        with self._explained("recover_orphans()"):
+            bodies = list(self._sink.recover_orphans(before))
+        older = [body for body in bodies if self.owner.epoch_of_older(str(body["id"]), before) is not None]
+        return tuple(Handle(str(body["id"]), self._sink.name, 0, body=body) for body in older)
 
     def abort(self, handle: Handle) -> None:
         """Undo one orphan."""
-        self._sink.abort(handle.body)
+        with self._explained("abort()"):
+            self._sink.abort(handle.body)
+
+    @contextmanager
+    def _explained(self, step: str) -> Iterator[None]:
+        """What the user's code raises outside an epoch, in our words: at a start nothing has been written yet."""
+        try:
+            yield
+        except FencepostError:
+            raise
+        except Exception as error:
+            raise Retryable(
+                "target_silent",
+                f"The sink's {step} failed: {place_of(error)}.",
+                next="See that the target works, then start the job again.",
+                safe="Safe: nothing was written; what is decided will be finished.",
+            ).at(job=self._job, sink=self._sink.name) from error
 
     def _prepare(self, unit: Unit, rows: Rows) -> Body:
         transaction = None
@@ -196,17 +214,17 @@ class TwoPhaseCommitSession(Session):
 
     def _commit(self, handle: Handle) -> Outcome:
         try:
-            return self._sink.commit(handle.body) or Outcome.DONE
+            answer = self._sink.commit(handle.body)
         except FencepostError:
             raise
         except Exception as error:  # noqa: BLE001 - in doubt is the only honest answer to any of them
             log.warning("sink %s: commit() failed: %s", self._sink.name, place_of(error))
             return Outcome.IN_DOUBT
-
-    def _is_older(self, handle_id: str, before: WriterNumber) -> bool:
-        parts = handle_id.rsplit("-", 3)
-        ours = len(parts) == 4 and parts[0] == self.owner.lineage[:8] and parts[1].isdigit()
-        return ours and int(parts[1]) < before
+        if answer is None or isinstance(answer, Outcome):
+            return answer or Outcome.DONE
+        # Only None and an Outcome say something; what another answer means, nobody can know.
+        log.warning("sink %s: commit() returned a %s", self._sink.name, type(answer).__name__)
+        return Outcome.IN_DOUBT
 
     def _failed(self, epoch: Epoch, step: str, error: Exception | None) -> FencepostError:
         return EpochFailed(

@@ -15,7 +15,7 @@ from fencepost.errors import BadConfig, EpochFailed
 from fencepost.protocol.effects import Outcome
 from fencepost.protocol.records import Epoch, Handle
 from fencepost.rows import Rows
-from fencepost.sinks.contract import Capabilities, OutputMode, Session, Sink
+from fencepost.sinks.contract import Capabilities, OutputMode, Session, Sink, place_of
 
 __all__ = ["EpochContext", "WriteAheadLog"]
 
@@ -135,12 +135,3 @@ class WriteAheadLogSession(Session):
             log.warning("sink %s: send() failed in epoch %d: %s", self._sink.name, epoch, place_of(error))
             return Outcome.IN_DOUBT
         return Outcome.DONE
-
-
-def place_of(error: BaseException) -> str:
-    """What was raised, and where. Not its message: those of client libraries quote rows and connection strings."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    place = f" at {trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace is not None else ""
-    return type(error).__name__ + place

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fencepost.errors import BadConfig, Where
+from fencepost.rows import TAG
 from fencepost.sinks.contract import OutputMode
 
 NOT_REPLAYABLE = ("socket", "textsocket", "memorystream")
@@ -48,6 +49,8 @@ def check_frame(frame: Any, job: str) -> list[PlanSource]:
         raise BadConfig(
             "duplicate_columns", "Two columns have the same name.", where=where, next="Rename one of them (alias)."
         )
+    if TAG in frame.columns:
+        raise BadConfig("reserved_column", f"The column name {TAG!r} is ours.", where=where, next="Rename the column.")
     found = sources_of(frame)
     for source in found:
         if source.options.get("failondataloss", "true").lower() == "false":
@@ -64,14 +67,21 @@ def check_writer(writer: Any, job: str) -> str:
     """Refuse what breaks one epoch at a time; return the output mode."""
     where = Where(job=job)
     options = _field(writer, "extraOptions")
-    for key in ("asyncProgressTrackingEnabled",):
-        if options.get(key).isDefined() and options.get(key).get().lower() == "true":
-            raise BadConfig(
-                "async_progress",
-                "Async progress tracking lets several epochs be open at once.",
-                where=where,
-                next="Remove the option asyncProgressTrackingEnabled.",
-            )
+    tracking = options.get("asyncProgressTrackingEnabled")
+    if tracking.isDefined() and tracking.get().lower() == "true":
+        raise BadConfig(
+            "async_progress",
+            "Async progress tracking lets several epochs be open at once.",
+            where=where,
+            next="Remove the option asyncProgressTrackingEnabled.",
+        )
+    if _field(writer, "foreachBatchWriter") is not None or _field(writer, "foreachWriter") is not None:
+        raise BadConfig(
+            "two_sinks_of_one_writer",
+            "The writer has a foreachBatch or foreach of its own; it would never be called.",
+            where=where,
+            next="Remove it: rows go to the sink that `to` names (any function fits into fp.WriteAheadLog).",
+        )
     trigger = _field(writer, "trigger").getClass().getSimpleName().rstrip("$")
     if trigger in REFUSED_TRIGGERS:
         raise BadConfig(

@@ -1,12 +1,13 @@
 """The Spark session: made with good settings, or the user's own, checked.
 
-Never changes a session for good that the user brought: settings that a query needs are set while it starts (Spark
-copies them into the query) and put back.
+Settings that a query needs are set in a session that the user brought only while it starts (Spark copies them into the
+query) and put back. One stays: which class carries `file:` for checkpoints (`CHECKPOINT_FILES`).
 """
 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -156,20 +157,25 @@ def use_durable_files(spark: Any) -> Mapping[str, str]:
     return STATE_FILES
 
 
+_STARTING = threading.Lock()
+"""Two jobs that start at once in one session must not take back each other's settings."""
+
+
 @contextmanager
 def settings(spark: Any, wanted: Mapping[str, str]) -> Iterator[None]:
     """Set these while a query starts, then put back what was there."""
-    before = {key: spark.conf.get(key, None) for key in wanted}
-    for key, value in wanted.items():
-        spark.conf.set(key, value)
-    try:
-        yield
-    finally:
-        for key, old in before.items():
-            if old is None:
-                spark.conf.unset(key)
-            else:
-                spark.conf.set(key, old)
+    with _STARTING:
+        before = {key: spark.conf.get(key, None) for key in wanted}
+        for key, value in wanted.items():
+            spark.conf.set(key, value)
+        try:
+            yield
+        finally:
+            for key, old in before.items():
+                if old is None:
+                    spark.conf.unset(key)
+                else:
+                    spark.conf.set(key, old)
 
 
 def ended(query: Any, seconds: float) -> bool:

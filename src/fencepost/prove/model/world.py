@@ -162,7 +162,7 @@ class World(Targets):
     def _identity(self, actor: Actor, effect: e.ReadIdentity) -> e.Identity:
         epochs = tuple(sorted({*self.numbers("offsets"), *self.numbers("commits")}))
         named = self.facts.get(("metadata",))
-        return e.Identity(named, (named,) if self.numbers("ledger") else (), epochs)
+        return e.Identity(named, (str(named),) if self.numbers("ledger") else (), epochs)
 
     def _name_lineage(self, actor: Actor, effect: e.NameLineage) -> str:
         named: str = self.facts.setdefault(("metadata",), effect.lineage)
