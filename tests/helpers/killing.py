@@ -86,14 +86,17 @@ class Scene:
         """Every record once in every target."""
         return all(not any(found.values()) for found in self.verdict().values())
 
+    def records(self) -> list[Path]:
+        """The files of the ledger."""
+        return sorted((self.folder / "checkpoint").glob("fencepost/*/ledger/*.json"))
+
     def writers(self) -> int:
         """How many drivers took over so far."""
-        records = (self.folder / "checkpoint").glob("fencepost/*/ledger/*.json")
-        return sum('"kind":"writer"' in path.read_text() for path in records)
+        return sum('"kind":"writer"' in path.read_text() for path in self.records())
 
     def leftovers(self) -> list[str]:
         """Staged files and open transactions after a clean end."""
-        patterns = ("checkpoint/fencepost/*/staged/*/*", "box/open/*", "*/_fencepost/staged/*")
+        patterns = ("checkpoint/fencepost/*/staged/*/*", "*/open/*", "*/_fencepost/staged/*")
         return [str(path) for pattern in patterns for path in self.folder.glob(pattern)]
 
 

@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from killing import FENCED, Scene, check_by_path, wait, wait_until_stopped
+from killing import FENCED, PER_EPOCH, Scene, check_by_path, wait, wait_until_stopped
 
 from fencepost.guarantee import Guarantee
 from fencepost.prove.targets import TARGETS, Box
@@ -78,6 +78,71 @@ def test_a_driver_that_sleeps_while_another_takes_over_is_fenced_and_changes_not
         if codes != (FENCED, 0) or not scene.is_exact():
             wrong[point] = (codes, scene.verdict())
     assert {} == wrong
+
+
+def test_a_driver_that_sleeps_in_its_own_recovery_harms_nothing(tmp_path: Path) -> None:
+    """It wakes after another one recovered and went on; afterwards the checkpoint must still be good for a third."""
+    targets = ("sqlite", "files")
+    _, second = points_of(fresh(tmp_path, targets, 0))
+    wrong = {}
+    for number, point in enumerate((p for p in second if p.startswith("recover")), start=1):
+        scene = fresh(tmp_path, targets, number)
+        scene.run(CRASH)
+        sleeper = scene.start(f"{point}=stop")
+        assert wait_until_stopped(sleeper)
+        other = scene.run()
+        os.kill(sleeper, signal.SIGCONT)
+        woken = wait(sleeper)
+        longer = Scene(scene.folder, targets, numbers=(*scene.numbers, 99, 101))
+        # Before its own take-over the sleeper is only late, and comes last.
+        if other != 0 or woken not in (0, FENCED) or longer.run() != 0 or not longer.is_exact():
+            wrong[point] = (other, woken, longer.verdict())
+    assert {} == wrong
+
+
+def test_of_two_first_starts_at_once_neither_writes_beside_the_other(tmp_path: Path) -> None:
+    """The box cannot tell lineages apart: only a common ledger keeps its rows single."""
+    wrong = {}
+    for number in range(12):
+        scene = fresh(tmp_path, ("box",), number)
+        codes = sorted(wait(pid) for pid in [scene.start(), scene.start()])
+        ended = scene.run()
+        lineages = list((scene.folder / "checkpoint" / "fencepost").iterdir())
+        if ended != 0 or not scene.is_exact() or len(lineages) != 1 or codes[0] != 0:
+            wrong[number] = (codes, ended, scene.verdict(), lineages)
+    assert {} == wrong
+
+
+@pytest.mark.parametrize("guarantee", [Guarantee.AT_LEAST_ONCE, Guarantee.AT_MOST_ONCE], ids=lambda level: level.word)
+def test_a_kill_at_any_point_leaves_the_weaker_levels_what_they_say(tmp_path: Path, guarantee: Guarantee) -> None:
+    """at_least_once never loses, at_most_once never doubles, and both lose or double one epoch at most."""
+    scene = fresh(tmp_path, ("sqlite",), 0, guarantee=guarantee)
+    log = scene.folder / "points"
+    assert 0 == scene.run("", log)
+    wrong = {}
+    for number, (point, count) in enumerate(Counter(log.read_text().split()).items(), start=1):
+        scene = fresh(tmp_path, ("sqlite",), number, guarantee=guarantee)
+        killed, ended = scene.run(f"{point}=kill@{min(2, count)}"), scene.run()
+        (verdict,) = scene.verdict().values()
+        bad, allowed = ("lost", "doubled") if guarantee is Guarantee.AT_LEAST_ONCE else ("doubled", "lost")
+        if (killed, ended) != (-signal.SIGKILL, 0) or verdict[bad] or verdict["wrong"] or verdict[allowed] > PER_EPOCH:
+            wrong[point] = (killed, ended, verdict)
+    assert {} == wrong
+
+
+@pytest.mark.parametrize("point", [None, "recover.void.before", "recover.void.after"])
+def test_a_lost_transaction_whose_rows_were_not_kept_makes_the_epoch_run_again(
+    tmp_path: Path, point: str | None
+) -> None:
+    """Nothing of it was visible, so the decision is taken back."""
+    scene = Scene(tmp_path, ("bare", "sqlite"))
+    assert -signal.SIGKILL == scene.run("decide.after=kill@2")
+    Box(tmp_path / "bare").lose()
+    if point is not None:
+        assert -signal.SIGKILL == scene.run(f"{point}=kill")
+    assert 0 == scene.run()
+    assert scene.is_exact(), scene.verdict()
+    assert any('"kind":"void"' in path.read_text() for path in scene.records())
 
 
 def test_the_checker_runs_without_fencepost(tmp_path: Path) -> None:

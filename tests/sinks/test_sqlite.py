@@ -13,6 +13,7 @@ import textwrap
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pyarrow as pa
@@ -119,7 +120,9 @@ def test_two_sinks_of_a_job_in_one_file_share_one_transaction(tmp_path: Path) ->
 def test_a_second_sink_that_fails_its_vote_takes_the_first_one_along(tmp_path: Path) -> None:
     path = tmp_path / "t.db"
     one = started(SQLite(path, table="one"), tmp_path)
-    two = started(SQLite(path, table="two", key="k", mode="append"), tmp_path)
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("CREATE TABLE two (k TEXT PRIMARY KEY, v INTEGER)")
+    two = started(SQLite(path, table="two"), tmp_path)
     one.vote(0, one.pre_commit(0, TABLE))
     again = two.pre_commit(0, pa.table({"k": ["a", "a"], "v": [1, 2]}))
     with pytest.raises(EpochFailed, match=r"UNIQUE constraint failed: two\.k"):
@@ -349,3 +352,21 @@ def test_an_older_writer_in_this_process_cannot_end_what_a_newer_one_holds(tmp_p
     new.session.close()
     old.session.close()
     assert [(2,)] == query(tmp_path / "t.db", "SELECT count(*) FROM t")
+
+
+def test_a_second_start_in_this_process_waits_until_a_vote_is_over(tmp_path: Path) -> None:
+    """Both share one connection: without a lock the newcomer's look would roll back half of the vote."""
+    path = tmp_path / "t.db"
+    first = started(SQLite(path, table="t"), tmp_path)
+    handle = first.pre_commit(0, TABLE)
+    with first.session.database.lock:
+        newcomer = Thread(target=lambda: started(SQLite(path, table="t"), tmp_path, writer=2), daemon=True)
+        newcomer.start()
+        newcomer.join(0.2)
+        assert newcomer.is_alive()
+        first.vote(0, handle)
+    newcomer.join(5)
+    assert not newcomer.is_alive()
+    with closing(sqlite3.connect(path)) as database:
+        assert [(0,)] == database.execute("SELECT count(*) FROM t").fetchall()
+        assert [(0,)] == database.execute("SELECT count(*) FROM fencepost_epoch").fetchall()

@@ -37,10 +37,9 @@ class Box(TwoPhaseCommit[Path]):
     does after its transaction timeout.
     """
 
-    name = "box"
-
-    def __init__(self, folder: Path, *, keep_rows: bool = True) -> None:
+    def __init__(self, folder: Path, *, name: str = "box", keep_rows: bool = True) -> None:
         self.folder = folder
+        self.name = name
         self.keep_rows = keep_rows
 
     def identity(self) -> str:
@@ -120,6 +119,10 @@ TARGETS: Mapping[str, Target] = {
         lambda folder: f"manifest:{folder / 'manifest'}",
     ),
     "box": Target(lambda folder: Box(folder / "box"), lambda folder: f"lines:{folder / 'box' / 'box'}"),
+    "bare": Target(
+        lambda folder: Box(folder / "bare", name="bare", keep_rows=False),
+        lambda folder: f"lines:{folder / 'bare' / 'box'}",
+    ),
     "function": Target(
         lambda folder: WriteAheadLog(SendOnce(folder / "sent"), name="function", idempotent=True),
         lambda folder: f"lines:{folder / 'sent'}",

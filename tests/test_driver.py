@@ -1,0 +1,62 @@
+"""One start of a job: what ends it, and what it says then."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fencepost.errors import Retryable
+from fencepost.ledger import LocalStore
+from fencepost.prove.stand_in import StandIn
+from fencepost.sinks.wal import WriteAheadLog
+
+
+def kinds(folder: Path) -> list[str]:
+    """The ledger's records, in order."""
+    return [json.loads(path.read_text())["kind"] for path in sorted(folder.glob("fencepost/*/ledger/*.json"))]
+
+
+@pytest.mark.parametrize("raised", [SystemExit, KeyboardInterrupt, GeneratorExit])
+def test_an_epoch_whose_commit_did_not_return_is_never_called_done(tmp_path: Path, raised: type[BaseException]) -> None:
+    """A cancelled client raises what is no `Exception`; the decision stays open, and the next start sends the rows."""
+    sent: list[int] = []
+
+    def send(context: object, batches: object) -> None:
+        if not sent:
+            sent.append(-1)
+            raise raised
+        sent.extend(row["id"] for batch in batches for row in batch.to_pylist())  # type: ignore[attr-defined]
+
+    def job() -> StandIn:
+        return StandIn(tmp_path, (1, 3, 5), 3, {"api": WriteAheadLog(send, name="api", idempotent=True)})
+
+    with pytest.raises(Retryable):
+        job().run()
+    assert ["lineage", "writer", "decision"] == kinds(tmp_path)
+    job().run()
+    assert [-1, 0, 1, 2] == sent
+    assert "done" == kinds(tmp_path)[-1]
+
+
+def test_a_record_that_was_linked_but_not_synced_does_not_make_a_driver_think_it_was_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk fails once, after the name was taken: a restart is right, so the error must allow one."""
+    real = LocalStore.create
+
+    def failing(self: LocalStore, name: str, data: bytes) -> bool:
+        created = real(self, name, data)
+        if b'"kind":"decision"' in data:
+            raise OSError(5, "Input/output error")
+        return created
+
+    sink = WriteAheadLog(lambda context, batches: list(batches), name="api", idempotent=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalStore, "create", failing)
+        with pytest.raises(Retryable) as failed:
+            StandIn(tmp_path, (1, 3, 5), 3, {"api": sink}).run()
+    assert "epoch_failed" == failed.value.code
+    StandIn(tmp_path, (1, 3, 5), 3, {"api": sink}).run()
+    assert ["lineage", "writer", "decision", "writer", "done"] == kinds(tmp_path)
