@@ -37,23 +37,32 @@ def test_state_ids_of_stateless_and_broken_texts_are_none() -> None:
     assert {"0": [["a"], ["b", "c"]]} == state_ids('v2\n{"stateUniqueIds":{"0":[["a"],["b","c"]]}}')
 
 
-def test_only_unreadable_source_entries_after_the_last_decision_are_removed(tmp_path: Path) -> None:
+def test_what_a_file_source_noted_after_the_last_decision_is_discarded_and_nothing_else(tmp_path: Path) -> None:
     entry = 'v1\n{"path":"file:///x","timestamp":1,"batchId":5}'
     log = put(
         tmp_path,
         {
-            "sources/0/4": "",  # decided: not ours to judge here, its sum will be missed
+            "sources/0/4": entry,
             "sources/0/5": entry,
-            "sources/0/6": "",
-            "sources/0/.6.crc": "",
-            "sources/0/7": 'v1\n{"path":"file:///x","timest',
-            "sources/0/9.compact": "v1\n{}x",
-            "sources/1/0": 'v1\n{"topic":{"0":3}}',
-            "sources/2/0": '\0v1\n{"path":{"0":3}}',
+            "sources/0/.5.crc": "",
+            "sources/0/9.compact": "",
+            "sources/1/0": entry,
+            "sources/2/0": '\0v1\n{"path":{"0":3}}',  # a Kafka topic of that name
         },
     )
-    log.mend_sources(V1)
-    assert {"sources/0/4", "sources/0/5", "sources/1/0", "sources/2/0"} == names(tmp_path)
+    log.discard(log.strays(V1))
+    assert {"sources/0/4", "sources/2/0"} == names(tmp_path)
+    log.discard(log.strays(None))
+    assert {"sources/2/0"} == names(tmp_path)
+
+
+def test_a_stray_that_another_driver_replaced_meanwhile_stays(tmp_path: Path) -> None:
+    log = put(tmp_path, {"sources/0/5": "old"})
+    strays = log.strays(V1)
+    (tmp_path / "sources/0/5").unlink()
+    put(tmp_path, {"sources/0/5": "old"})
+    log.discard(strays)
+    assert {"sources/0/5"} == names(tmp_path)
 
 
 def test_where_two_branches_share_a_source_nothing_decided_is_touched(tmp_path: Path) -> None:
@@ -61,8 +70,7 @@ def test_where_two_branches_share_a_source_nothing_decided_is_touched(tmp_path: 
     offsets = 'v1\n{}\n{"logOffset":2}\n{"logOffset":2}\n{"logOffset":7}'
     files = {f"sources/1/{n}": "" for n in range(8)} | {f"sources/0/{n}": f"entry {n}" for n in range(3)}
     log = put(tmp_path, files)
-    log.mend_sources(offsets)
-    assert set(files) == names(tmp_path)
+    assert () == log.strays(offsets)
     assert {f"{source}/{n}" for source in "01" for n in range(3)} == set(log.source_sums(None, offsets))
 
 

@@ -44,7 +44,7 @@ def test_kills_before_in_and_after_the_decision_lose_and_double_nothing(tmp_path
         kills[fault] = scene.run(fault)
         if "@4" in fault:
             halves = scene.verdict()
-            assert halves["rows"]["lost"] - halves["totals"]["lost"] == ROWS_PER_FILE
+            assert halves["totals"]["lost"] - halves["rows"]["lost"] == ROWS_PER_FILE
     assert dict.fromkeys(kills, KILLED) == kills
 
     scene.feed(1)

@@ -61,6 +61,14 @@ class LocalStore:
         except FileNotFoundError:
             return None
 
+    def stamp(self, name: str) -> str | None:
+        """Inode and time of change: a number may be used again, but not at the same nanosecond."""
+        try:
+            found = (self._root / name).stat()
+        except FileNotFoundError:
+            return None
+        return f"{found.st_ino}-{found.st_mtime_ns}"
+
     def list(self, folder: str) -> tuple[str, ...]:
         """Names in a folder, sorted; none if there is no such folder."""
         try:

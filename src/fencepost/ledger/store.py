@@ -24,6 +24,9 @@ class Store(Protocol):
     def read(self, name: str) -> bytes | None:
         """The whole file; None if it is not there."""
 
+    def stamp(self, name: str) -> str | None:
+        """Something that another file of the same name will not have; None if it is not there."""
+
     def list(self, folder: str) -> tuple[str, ...]:
         """Names in a folder, sorted; none if there is no such folder."""
 

@@ -149,10 +149,25 @@ class LogDelete(Effect[None]):
 
 
 @dataclass(frozen=True, slots=True)
-class MendSources(Effect[None]):
-    """Remove entries after `offsets` in the sources' own logs that cannot be read (None: no epoch is decided)."""
+class Strays(Effect[tuple["Stray", ...]]):
+    """Entries in the sources' own logs that belong to no epoch up to `offsets` (None: no epoch is decided)."""
 
     offsets: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Stray:
+    """A file, and a stamp that no other file of that name will have."""
+
+    name: str
+    stamp: str
+
+
+@dataclass(frozen=True, slots=True)
+class Discard(Effect[None]):
+    """Delete strays; one that bears another stamp by now is somebody else's, and stays."""
+
+    strays: tuple[Stray, ...]
 
 
 @dataclass(frozen=True, slots=True)

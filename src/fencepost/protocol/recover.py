@@ -17,18 +17,19 @@ from fencepost.protocol.effects import (
     Abort,
     Again,
     Commit,
+    Discard,
     LogDelete,
     LogNames,
     LogRead,
     LogWrite,
     LostFiles,
-    MendSources,
     NameLineage,
     OpenSinks,
     Orphans,
     Outcome,
     ReadIdentity,
     Step,
+    Strays,
     SweepStaged,
     Vote,
     ask,
@@ -269,13 +270,14 @@ def rebuild(book: Book) -> Step[None]:
     """Make Spark's log exactly the ledger's.
 
     Decided epochs are written from their records if they are missing, empty or different: writing `commits/L` is how
-    a decided epoch is completed. The range of an undecided epoch is removed, so that no damage in it counts: the epoch
-    begins anew where the last decision ended. A driver that slept until here must not do so by its stale view, so it
-    looks for a newer one right before.
+    a decided epoch is completed. What Spark noted of an undecided epoch is removed, so that no damage in it counts: the
+    epoch begins anew where the last decision ended. A driver that slept until here must not do so by its stale view: it
+    looks for a newer one right before, and discards only the very files that it saw before that look.
     """
     state = book.state
     newest = state.newest
     last = newest.epoch if newest else Epoch(state.lineage.first_epoch - 1)
+    strays = yield from ask(Strays("recover.rebuild.strays", (yield from _decided_offsets(book, last))))
     yield from check_not_replaced(book)
     for epoch in (yield from ask(LogNames("recover.rebuild.complete", "commits"))):
         if epoch > last:
@@ -290,16 +292,22 @@ def rebuild(book: Book) -> Step[None]:
     for epoch in (yield from ask(LogNames("recover.rebuild.begun", "offsets"))):
         if epoch > last:
             yield from ask(LogDelete("recover.rebuild.undecided", "offsets", Epoch(epoch)))
-    offsets = newest.offsets if newest else None
-    if newest is None and state.lineage.first_epoch > 0:  # adopted: the last epoch before us is plain Spark's
-        offsets = yield from ask(LogRead("recover.rebuild.adopted", "offsets", last))
-        if not offsets:
-            raise _adopted_log_damaged(book.where, last)
-    yield from ask(MendSources("recover.rebuild.sources", offsets))
+    yield from ask(Discard("recover.rebuild.discard", strays))
     for decision in [decision for _, decision in state.decisions[-2:]]:
         yield from _complete(decision)
     if newest is not None:
         yield from _check_files(book, newest)
+
+
+def _decided_offsets(book: Book, last: Epoch) -> Step[str | None]:
+    """Up to where Spark's log is settled; None if no epoch is."""
+    newest = book.state.newest
+    if newest is not None or book.state.lineage.first_epoch == 0:
+        return newest.offsets if newest else None
+    offsets = yield from ask(LogRead("recover.rebuild.adopted", "offsets", last))  # plain Spark's last epoch
+    if not offsets:
+        raise _adopted_log_damaged(book.where, last)
+    return offsets
 
 
 def _complete(decision: Decision) -> Step[None]:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from fencepost.ledger import Store
-from fencepost.protocol.effects import Identity
+from fencepost.protocol.effects import Identity, Stray
 from fencepost.protocol.records import Epoch, digest
 
 _ENTRY = re.compile(r"(\d+)(\.compact)?$")
@@ -78,18 +78,25 @@ class SparkLog:
         self._store.delete(f"{log}/{epoch}")
         self._store.delete(f"{log}/.{epoch}.crc")
 
-    def mend_sources(self, offsets: str | None) -> None:
-        """Remove file-source entries after `offsets` that a crash or a power cut left unreadable.
-
-        Readable ones stay: their files belong to the next epoch. What other kinds of source keep here (Kafka its very
-        first position) is not touched.
-        """
+    def strays(self, offsets: str | None) -> tuple[Stray, ...]:
+        """File-source entries after `offsets`. What other kinds of source keep here (Kafka: its start) is none."""
+        found = []
         for source in self._store.list("sources"):
             _, highest = self._ends(source, offsets)
-            for number, name in self._source_entries(source):
-                if number > highest and not _readable(self._store.read(f"sources/{source}/{name}")):
-                    self._store.delete(f"sources/{source}/{name}")
-                    self._store.delete(f"sources/{source}/.{name}.crc")
+            for number, entry in self._source_entries(source):
+                name = f"sources/{source}/{entry}"
+                stamp = self._store.stamp(name)
+                if number > highest and stamp and (highest >= 0 or _names_files(self._store.read(name) or b"")):
+                    found.append(Stray(name, stamp))
+        return tuple(found)
+
+    def discard(self, strays: tuple[Stray, ...]) -> None:
+        """Delete them, if they are still the same files."""
+        for stray in strays:
+            if self._store.stamp(stray.name) == stray.stamp:
+                folder, _, entry = stray.name.rpartition("/")
+                self._store.delete(stray.name)
+                self._store.delete(f"{folder}/.{entry}.crc")
 
     def source_sums(self, before: str | None, offsets: str) -> dict[str, str]:
         """Sums of the file-source entries that one epoch added."""
@@ -178,15 +185,13 @@ def state_ids(snapshot: str) -> dict[str, list[list[str]]]:
     return {operator: [list(stores) for stores in partitions] for operator, partitions in ids.items()}
 
 
-def _readable(data: bytes | None) -> bool:
-    """A whole entry: a version, then lines of JSON (or, of other sources than files, a bare position)."""
+def _names_files(data: bytes) -> bool:
+    """An entry of a file source, or one that is too damaged to be of any other."""
     try:
-        version, *lines = (data or b"").decode().lstrip("\0").rstrip("\n").split("\n")
-        for line in lines:
-            json.loads(line)
+        _, *lines = data.decode().split("\n")
+        return b'"path":"' in data or not [json.loads(line) for line in lines if line]
     except ValueError:
-        return False
-    return version.startswith("v") and bool(lines)
+        return True
 
 
 def _query_id(data: bytes) -> str:

@@ -242,7 +242,20 @@ class World(Targets):
 
 
 READS = frozenset(
-    {e.ReadIdentity, e.Names, e.Read, e.LogNames, e.LogRead, e.LostFiles, e.TakeSnapshot, e.Orphans, e.Wait, Boot}
+    {
+        e.ReadIdentity,
+        e.Names,
+        e.Read,
+        e.Strays,
+        e.Discard,
+        e.LogNames,
+        e.LogRead,
+        e.LostFiles,
+        e.TakeSnapshot,
+        e.Orphans,
+        e.Wait,
+        Boot,
+    }
 )
 """Effects that change nothing: a driver that dies after one leaves the world as before it."""
 
@@ -257,7 +270,8 @@ World.DO = {
     e.LogRead: lambda w, a, x: w._log_read(a, x),
     e.LogWrite: lambda w, a, x: w._log_write(a, x),
     e.LogDelete: lambda w, a, x: w._log_delete(a, x),
-    e.MendSources: lambda w, a, x: w._nothing(a, x),
+    e.Strays: lambda w, a, x: (),
+    e.Discard: lambda w, a, x: w._nothing(a, x),
     e.LostFiles: lambda w, a, x: w._lost_files(a, x),
     e.OpenSinks: lambda w, a, x: w._open_sinks(a, x),
     e.PreCommit: lambda w, a, x: w._pre_commit(a, x),
