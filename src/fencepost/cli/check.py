@@ -6,6 +6,7 @@ import runpy
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from fencepost.errors import BadConfig, Where
@@ -17,15 +18,15 @@ def run_check(path: Path) -> int:
     console = Console()
     reports = [job.check() for job in jobs_of(path)]
     for report in reports:
-        table = Table("part", "at best", "because", title=f"job {report.job}", title_justify="left")
+        table = Table("part", "at best", "because", title=f"job {escape(report.job)}", title_justify="left")
         for row in report.rows:
-            table.add_row(*row)
+            table.add_row(*map(escape, row))  # a path in brackets is no markup
         console.print(table)
         for note in report.notes:
             console.print(f"note: {note}")
         for link in report.links:
             if link.best < report.asked:
-                console.print(f"[red]too weak:[/red] {link.part}. {link.cure}.")
+                console.print(f"[red]too weak:[/red] {escape(link.part)}. {escape(link.cure)}.")
     return 0 if all(report.holds for report in reports) else 1
 
 
