@@ -92,7 +92,7 @@ class Driver:
             raise reason.at(job=plan.job) from error.__cause__
         except OSError as error:
             self._performer.close()
-            raise self._unusable(error) from error
+            raise unusable(error, self._plan.job, self._plan.store.root) from error
 
     @property
     def book(self) -> Book:
@@ -163,7 +163,7 @@ class Driver:
                 self.failure = error.at(job=self._plan.job)
                 raise
             except OSError as error:
-                self.failure = self._unusable(error)
+                self.failure = unusable(error, self._plan.job, self._plan.store.root)
                 raise self.failure from error
             finally:
                 self._performer.close()
@@ -178,15 +178,6 @@ class Driver:
                 raise error.at(job=plan.job, sink=name) from error.__cause__
             found[name] = SinkRecord(sink.capabilities.shape, target)
         return found
-
-    def _unusable(self, error: OSError) -> RecoveryNeeded:
-        return RecoveryNeeded(
-            "checkpoint_unusable",
-            f"The checkpoint cannot be read or written: {error.strerror or error}.",
-            where=Where(job=self._plan.job, path=self._plan.store.root),
-            safe="Safe: nothing was half written; what is decided will be finished.",
-            next="Make the folder writable and see that its disk has room, then start the job again.",
-        )
 
     def fenced(self) -> Fenced | None:
         """Is there a newer driver? Then that is the reason, whatever the symptom was."""
@@ -215,6 +206,17 @@ class Driver:
             safe="Safe: if it was decided after all, the next start finishes it; if not, nothing of it is visible.",
             next="Look at the cause above; when it is mended, start the job again.",
         )
+
+
+def unusable(error: OSError, job: str, path: str) -> RecoveryNeeded:
+    """The checkpoint cannot be read or written now."""
+    return RecoveryNeeded(
+        "checkpoint_unusable",
+        f"The checkpoint cannot be read or written: {error.strerror or error}.",
+        where=Where(job=job, path=path),
+        safe="Safe: nothing was half written; what is decided will be finished.",
+        next="Make the folder writable and see that its disk has room, then start the job again.",
+    )
 
 
 def _now() -> str:

@@ -116,5 +116,5 @@ def check(asked: Guarantee, links: Iterable[Link], *, job: str) -> None:
             "guarantee_too_high",
             f"The job asks for {asked.word}, but {limit.part} allows {limit.best.word} at best: {limit.reason}.",
             where=Where(job=job),
-            next=limit.cure[:1].upper() + limit.cure[1:] + ".",
+            next=limit.cure[:1].upper() + limit.cure[1:].rstrip(".") + ".",
         )

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 from fencepost.errors import BadConfig, FencepostError, Where
 from fencepost.guarantee import Guarantee, Link, Report, check, sink_link, source_link
-from fencepost.run import BridgeName, Run, Settings
+from fencepost.run import BridgeName, Run, Settings, names_of
 from fencepost.sinks.contract import Sink
 from fencepost.sources.contract import Source
 from fencepost.spark import branches, inspect, session
@@ -67,7 +67,7 @@ class Job:
             bridge: 'jvm' or 'foreach_batch'; by default the first if the jar is on the class path.
             adopt: Take over a checkpoint that plain Spark began; its last epoch must be complete.
         """
-        if not str(name).strip():
+        if str(name) != name or not name.strip():
             raise BadConfig("bad_job_name", "A job needs a name.", next="Name it: fp.Job('orders', …).")
         self.name = name
         self._checkpoint = _local_path(os.fspath(checkpoint), name)
@@ -107,6 +107,14 @@ class Job:
             return cast("DataFrame", source.load(self.spark.readStream))
         except FencepostError as error:
             raise error.at(job=self.name) from error.__cause__
+        except Exception as error:
+            raise BadConfig(
+                "source_refused",
+                f"Spark cannot read this source: {names_of(error)}.",
+                where=Where(job=self.name),
+                next="See that the folder or service is there and that schema and options are right (Spark's own words "
+                "are above).",
+            ) from error
 
     def write(self, frame: DataFrame, sink: Sink) -> Self:
         """Send a DataFrame to a sink. Several calls are branches of one query: one epoch, one decision.
@@ -173,10 +181,7 @@ class Job:
         frames = {name: self._branches[name][0] for name in sorted(self._branches)}
         mode = self._mode or ("update" if any(map(inspect.needs_update, frames.values())) else "append")
         writer = branches.union(frames).writeStream.outputMode(mode).queryName(self.name)
-        if until == "available":
-            writer = writer.trigger(availableNow=True)
-        else:
-            writer = writer.trigger(processingTime=self._interval)
+        writer = writer.trigger(availableNow=True) if until == "available" else self._with_interval(writer)
         chosen = Settings(
             job=self.name,
             checkpoint=self._checkpoint,
@@ -189,6 +194,17 @@ class Job:
         self._run = Run.start(self.spark, writer, frames, sinks, chosen)
         return self._run
 
+    def _with_interval(self, writer: Any) -> Any:
+        try:
+            return writer.trigger(processingTime=self._interval)
+        except Exception as error:
+            raise BadConfig(
+                "bad_interval",
+                f"interval={self._interval!r} is no time.",
+                where=Where(job=self.name),
+                next="Write it as '1 second', '5 minutes'.",
+            ) from error
+
     def run(self, *, until: Literal["stopped", "available"] = "stopped") -> None:
         """Run until stopped, or until all there is has been processed; SIGTERM and SIGINT stop at an epoch's end."""
         self._stop.clear()
@@ -200,7 +216,7 @@ class Job:
         run.end()
 
     def stop(self) -> None:
-        """Finish the epoch in flight, begin no other, end the query."""
+        """End the query; an epoch that is being written is finished first, one whose tasks still run is dropped."""
         self._stop.set()
         if self._run is not None:
             self._run.stop()

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fencepost.driver import Driver, Plan
-from fencepost.errors import BadConfig, EpochFailed, FencepostError, Where
+from fencepost.driver import Driver, Plan, unusable
+from fencepost.errors import BadConfig, EpochFailed, Fenced, FencepostError, Where
 from fencepost.guarantee import Guarantee
 from fencepost.ledger import LocalStore
 from fencepost.sinks.contract import Sink
@@ -19,6 +19,10 @@ from fencepost.spark.bridge import Bridge, ForeachBatchBridge, JvmBridge
 from fencepost.spark.checkpoint import SparkLog
 
 BridgeName = Literal["jvm", "foreach_batch"]
+
+WHATEVER_IS_DECIDED = (
+    "Safe: what is decided is finished at the next start; what is not decided is not visible, and runs again."
+)
 
 log = logging.getLogger("fencepost")
 
@@ -43,6 +47,7 @@ class Run:
         self._driver = driver
         self._bridge = bridge
         self._ended = False
+        self._jvm_is_gone = False
 
     @classmethod
     def start(
@@ -58,9 +63,21 @@ class Run:
                     where=Where(job=chosen.job, sink=name),
                     next=sink.capabilities.remedy or "Choose a sink that takes a key, or output_mode='append'.",
                 )
+        if chosen.job in session.running(spark):
+            # Recovery would take the checkpoint from the living query, and Spark would then refuse the new one.
+            raise BadConfig(
+                "already_running",
+                "A query of this name runs in this session.",
+                where=Where(job=chosen.job),
+                next="Stop it first (job.stop(), or query.stop()).",
+            )
         jar = chosen.bridge != "foreach_batch" and session.bring_jar(spark)
         bridge = _bridge(spark, chosen, jar=jar)
         store = LocalStore(chosen.checkpoint)
+        try:
+            formats = _formats(spark, frames, SparkLog(store), chosen)
+        except OSError as error:
+            raise unusable(error, chosen.job, chosen.checkpoint) from error
         driver = Driver(
             Plan(
                 job=chosen.job,
@@ -69,15 +86,15 @@ class Run:
                 schemas={name: branches.arrow_schema(frame) for name, frame in frames.items()},
                 modes=modes,
                 guarantee=chosen.guarantee,
-                formats=_formats(spark, frames, SparkLog(store), chosen),
+                formats=formats,
                 keep=max(100, session.epochs_retained(spark)),
                 adopt=chosen.adopt,
             )
         )
         driver.recover()
-        formats = driver.book.state.lineage.formats
+        fixed = driver.book.state.lineage.formats
         try:
-            wanted = {**session.CHECKED_BY_US, **formats, **(session.use_durable_files(spark) if jar else {})}
+            wanted = {**session.CHECKED_BY_US, **fixed, **(session.use_durable_files(spark) if jar else {})}
             with session.settings(spark, wanted):
                 query = bridge.start(writer.option("checkpointLocation", chosen.checkpoint), driver)
         except Exception as error:
@@ -88,7 +105,11 @@ class Run:
 
     def wait(self, seconds: float) -> bool:
         """Has the query ended? `end` says how."""
-        return session.ended(self.query, seconds)
+        try:
+            return session.ended(self.query, seconds)
+        except session.JvmGone:
+            self._jvm_is_gone = True
+            return True
 
     def stop(self) -> None:
         """Let the epoch in flight finish, then end the query."""
@@ -120,11 +141,22 @@ class Run:
         if self._ended:
             return
         self._ended = True
-        failed = self.query.exception()
+        failed = None if self._jvm_is_gone else self.query.exception()
         try:
             self._driver.close()
         finally:
-            self._bridge.close()
+            if not self._jvm_is_gone:
+                self._bridge.close()
+        if self._jvm_is_gone:
+            raise EpochFailed(
+                "jvm_lost",
+                "Spark's JVM died (killed, out of memory, or crashed).",
+                where=Where(job=self._driver.book.state.lineage.job),
+                safe=WHATEVER_IS_DECIDED,
+                next="Look for the reason (dmesg, hs_err files, memory limits), then start the job in a new process.",
+            )
+        if isinstance(self._driver.failure, Fenced):
+            raise self._driver.failure from None  # the symptom that led to it would only mislead
         if self._driver.failure is not None:
             raise self._driver.failure
         if failed is not None and not self._driver.turned_away:
@@ -169,15 +201,19 @@ def _bridge(spark: Any, chosen: Settings, *, jar: bool) -> Bridge:
     return JvmBridge(spark) if jar else ForeachBatchBridge(spark)
 
 
+def names_of(error: Any) -> str:
+    """The names of errors in one of Spark's texts; the text itself may quote a row (a cast that failed)."""
+    found = re.findall(r"\[([A-Z][A-Z0-9_]+(?:\.[A-Z0-9_]+)*)\]|\b([A-Z]\w*(?:Error|Exception))\b", str(error))
+    return ", ".join(list(dict.fromkeys(code or name for code, name in found))[:4]) or type(error).__name__
+
+
 def _from_spark(error: Any, job: str) -> FencepostError:
     """Spark's own failure (the user's plan, a lost file, memory) in our words; the cause is chained."""
-    # Spark's texts may quote a row (a cast that failed), so only its names of errors are taken over.
-    names = re.findall(r"\[([A-Z][A-Z0-9_]+(?:\.[A-Z0-9_]+)*)\]|\b([A-Z]\w*(?:Error|Exception))\b", str(error))
-    first = ", ".join(list(dict.fromkeys(code or name for code, name in names))[:4]) or type(error).__name__
+    first = names_of(error)
     return EpochFailed(
         "spark_failed",
         f"Spark ended the query: {first}.",
         where=Where(job=job),
-        safe="Safe: what is decided is finished at the next start; what is not decided is not visible, and runs again.",
+        safe=WHATEVER_IS_DECIDED,
         next="Mend the cause (Spark's own error is above), then start the job again.",
     )

@@ -9,8 +9,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fencepost.errors import BadConfig, Where
+from fencepost.errors import BadConfig, FencepostError, Where
 from fencepost.job import Job
+from fencepost.sinks.contract import place_of
 
 
 def run_check(path: Path) -> int:
@@ -32,7 +33,17 @@ def run_check(path: Path) -> int:
 
 def jobs_of(path: Path) -> list[Job]:
     """The jobs that a file makes when it is imported; it must run them only under `if __name__ == "__main__":`."""
-    found = runpy.run_path(str(path), run_name="fencepost_check")
+    try:
+        found = runpy.run_path(str(path), run_name="fencepost_check")
+    except FencepostError:
+        raise
+    except Exception as error:
+        raise BadConfig(
+            "file_fails",
+            f"The file cannot be run: {place_of(error)}.",
+            where=Where(path=str(path)),
+            next="Run it with python to see the whole error, mend it, and check again.",
+        ) from error
     jobs = [value for value in found.values() if isinstance(value, Job)]
     if not jobs:
         raise BadConfig(

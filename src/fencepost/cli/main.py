@@ -19,7 +19,9 @@ def cli() -> None:
 
 
 @cli.command()
-@click.option("--kills", default=5, show_default=True, help="How often the second job is killed.")
+@click.option(
+    "--kills", type=click.IntRange(min=1), default=4, show_default=True, help="How often the second job is killed."
+)
 @click.option("--seed", type=int, help="Repeat a run: the same data, the same chances.")
 @click.option("--folder", type=click.Path(path_type=Path), help="Keep everything here instead of a temporary folder.")
 def demo(kills: int, seed: int | None, folder: Path | None) -> None:

@@ -156,7 +156,8 @@ def _read(lineage: str, number: Number, job: str) -> Step[tuple[Record, bytes]]:
 
 def raise_fenced(book: Book, state: State) -> NoReturn:
     """Say who took over, by the ledger as it is now."""
-    by = "a restore, which sealed this lineage" if state.sealed else f"writer {state.writer}"
+    who = f" (process {state.driver.pid} on {state.driver.host})" if state.driver else ""
+    by = "a restore, which sealed this lineage" if state.sealed else f"writer {state.writer}{who}"
     raise Fenced(
         "fenced",
         f"Writer {book.writer} of this checkpoint was replaced by {by}.",
@@ -170,5 +171,5 @@ def _damaged(job: str, number: int, what: str) -> CheckpointRefused:
         "ledger_damaged",
         f"Ledger record {number} cannot be trusted: {what}.",
         where=Where(job=job),
-        next="Restore the record from a copy of the checkpoint, or restore a savepoint. Do not delete records.",
+        next="Restore the record from a copy of the checkpoint. Do not delete records.",
     )

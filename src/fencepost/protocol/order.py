@@ -64,6 +64,8 @@ class State:
     """The epoch whose decision was taken back and which was not decided again yet."""
     sealed: bool = False
     oldest: Number = Number(1)
+    driver: Writer | None = None
+    """Who the latest writer is, for people; None if its record was retired."""
 
     @property
     def newest(self) -> Decision | None:
@@ -148,7 +150,9 @@ def epoch_is_done(state: State, record: Record) -> bool:
 
 
 def _take_over(state: State, record: Record) -> State:
-    return replace(state, writer=WriterNumber(record.number), writers=(*state.writers, record.number))
+    body = record.body
+    assert isinstance(body, Writer)
+    return replace(state, writer=WriterNumber(record.number), writers=(*state.writers, record.number), driver=body)
 
 
 def _decide(state: State, record: Record) -> State:

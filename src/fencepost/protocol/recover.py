@@ -251,7 +251,8 @@ def void(book: Book, epoch: Epoch, gone: tuple[Handle, ...], order: tuple[SinkFa
             f"{len(visible)} units of a decided epoch are visible, {len(lost)} were lost by the sink, "
             "and their rows were not kept.",
             where=book.where,
-            next="Choose `fencepost resolve --accept-loss` or `--accept-duplicates`.",
+            next="Look into the target and the newest decision in the ledger; write the lost rows by hand, or accept "
+            "their loss. With keep_rows=True this cannot happen.",
         ).at(epoch=epoch, sink=gone[0].sink)
     yield from append(book, Void(epoch, opened.number, tuple(sorted(lost))), "recover.void")
 
@@ -325,7 +326,7 @@ def _check_files(book: Book, newest: Decision) -> Step[None]:
             "snapshot_lost",
             f"{len(lost)} files that epoch {newest.epoch} rests on are missing or changed: {', '.join(lost[:3])}.",
             where=book.where,
-            next="Restore them from a copy of the checkpoint, or restore a savepoint.",
+            next="Restore them from a copy of the checkpoint.",
         )
 
 
@@ -367,5 +368,6 @@ def _sink_changed(
         code,
         f"Sink {name!r} {what}.",
         where=Where(job=start.lineage.job, sink=name),
+        safe="The ledger is unchanged. What the old target holds, only a look at it can tell.",
         next="Bring the old sink or target back, or begin a new checkpoint for the changed job.",
     )

@@ -106,7 +106,7 @@ class SqliteSession(SqlSession):
             raise self._unusable(error) from None
         finally:
             self._let_go()
-        return identity
+        return f"{identity}:{sink.table}"  # the same file, another table: another target
 
     def apply(self, rows: Rows) -> None:
         """Insert or upsert in the rows' order, column by column out of Arrow: no row is ever a dict."""
@@ -147,6 +147,12 @@ class SqliteSession(SqlSession):
         sink = self._settings
         there = self._file.columns(sink.table)
         if not there:
+            if self._file.mark(self.job, self.sink) is not None:
+                raise self._refused(
+                    "table_lost",
+                    f"There is no table {sink.table!r} any more, though this job has written to it.",
+                    "Bring the table back from a copy. To begin anew, use a new checkpoint and a new database.",
+                )
             if not sink.create:
                 next_ = f"Make it, or set create=True:\n{create_table(sink, schema)}"
                 raise self._refused("target_missing", f"There is no table {sink.table!r}.", next_)

@@ -14,7 +14,6 @@ from typing import Any, Protocol
 
 from fencepost.driver import Driver
 from fencepost.protocol.records import Kept
-from fencepost.spark.snapshot import snapshot_text
 
 
 class Bridge(Protocol):
@@ -83,6 +82,8 @@ class ForeachBatchBridge:
 
     def start(self, writer: Any, driver: Driver) -> Any:
         """Start with a function that Spark calls once per epoch."""
+        from fencepost.spark.snapshot import snapshot_text  # noqa: PLC0415 - py4j comes with pyspark, the user's
+
         spark = self._spark
 
         def body(frame: Any, epoch: int) -> None:

@@ -157,6 +157,10 @@ def use_durable_files(spark: Any) -> Mapping[str, str]:
     return STATE_FILES
 
 
+class JvmGone(Exception):
+    """Nobody answers at the other end of py4j any more."""
+
+
 _STARTING = threading.Lock()
 """Two jobs that start at once in one session must not take back each other's settings."""
 
@@ -178,14 +182,22 @@ def settings(spark: Any, wanted: Mapping[str, str]) -> Iterator[None]:
                     spark.conf.set(key, old)
 
 
+def running(spark: Any) -> set[str]:
+    """Names of the queries that run in this session."""
+    return {query.name for query in spark.streams.active if query.name}
+
+
 def ended(query: Any, seconds: float) -> bool:
     """Wait for a query's end, or for some seconds; True if it ended, however it did."""
+    from py4j.protocol import Py4JNetworkError  # noqa: PLC0415 - as below
     from pyspark.errors import StreamingQueryException  # noqa: PLC0415 - as below
 
     try:
         return bool(query.awaitTermination(seconds))
     except StreamingQueryException:
         return True
+    except (OSError, Py4JNetworkError) as error:
+        raise JvmGone from error
 
 
 def _finds_class(spark: Any) -> bool:
