@@ -150,8 +150,8 @@ class SqliteSession(SqlSession):
             if self._file.mark(self.job, self.sink) is not None:
                 raise self._refused(
                     "table_lost",
-                    f"There is no table {sink.table!r} any more, though this job has written to it.",
-                    "Bring the table back from a copy. To begin anew, use a new checkpoint and a new database.",
+                    f"There is no table {sink.table!r}, though this sink of this job has written epochs before.",
+                    "Bring the table back from a copy, or name the old one. To begin anew: a new checkpoint and a new database.",
                 )
             if not sink.create:
                 next_ = f"Make it, or set create=True:\n{create_table(sink, schema)}"
