@@ -151,7 +151,7 @@ class SqliteSession(SqlSession):
                 raise self._refused(
                     "table_lost",
                     f"There is no table {sink.table!r}, though this sink of this job has written epochs before.",
-                    "Bring the table back from a copy, or name the old one. To begin anew: a new checkpoint and a new database.",
+                    "Bring the table back from a copy, or name the old one.",
                 )
             if not sink.create:
                 next_ = f"Make it, or set create=True:\n{create_table(sink, schema)}"

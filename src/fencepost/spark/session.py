@@ -161,7 +161,7 @@ class JvmGone(Exception):
     """Nobody answers at the other end of py4j any more."""
 
 
-_STARTING = threading.Lock()
+_STARTING = threading.RLock()
 """Two jobs that start at once in one session must not take back each other's settings."""
 
 
