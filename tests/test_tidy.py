@@ -143,6 +143,11 @@ def pins_are_names_and_hashes(path: str, text: str) -> list[str]:
     return [f"{n}: {line!r}" for n, line in enumerate(text.splitlines(), 1) if not pin.fullmatch(line)]
 
 
+def no_placeholders(path: str, text: str) -> list[str]:
+    """A figure that was not filled in yet is no figure."""
+    return [f"{match[0]} was never filled in" for match in re.finditer(r"@[A-Z]+@", text)]
+
+
 def one_title(path: str, text: str) -> list[str]:
     """A document has one title."""
     outside = re.sub(r"^(```|~~~).*?^\1", "", text, flags=re.MULTILINE | re.DOTALL)
@@ -229,6 +234,7 @@ CHECKS: list[tuple[Check, tuple[str, ...]]] = [
     (nothing_of_this_machine, TEXTS),
     (pins_are_names_and_hashes, (".txt",)),
     (one_title, (".md",)),
+    (no_placeholders, (".md",)),
 ]
 
 
@@ -275,6 +281,7 @@ SABOTAGE: list[tuple[Check, str, str]] = [
     (pins_are_names_and_hashes, "requirements/dev.txt", "click>=8"),
     (pins_are_names_and_hashes, "requirements/dev.txt", "-r other.txt"),
     (pins_are_names_and_hashes, "requirements/dev.txt", "click==8.5.1"),
+    (no_placeholders, "a.md", "# One\n\nIt took @" + "FIGURE@ seconds."),
     (one_title, "a.md", "## Only a section"),
     (one_title, "a.md", "# One\n\n# Two"),
 ]
