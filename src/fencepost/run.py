@@ -94,7 +94,8 @@ class Run:
         driver.recover()
         fixed = driver.book.state.lineage.formats
         try:
-            wanted = {**session.CHECKED_BY_US, **fixed, **(session.use_durable_files(spark) if jar else {})}
+            session.trust_the_ledger(spark)
+            wanted = {**fixed, **(session.use_durable_files(spark) if jar else {})}
             with session.settings(spark, wanted):
                 query = bridge.start(writer.option("checkpointLocation", chosen.checkpoint), driver)
         except Exception as error:

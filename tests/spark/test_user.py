@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from flaky import Flaky
 from streams import Place, table
 
 import fencepost as fp
-from fencepost.errors import BadConfig, CheckpointRefused, FencepostError, TargetRefused
+from fencepost.errors import BadConfig, CheckpointRefused, EpochFailed, FencepostError, TargetRefused
 
 pytestmark = pytest.mark.spark
 
@@ -103,6 +104,26 @@ def test_a_source_that_spark_cannot_read_gets_four_lines(spark: Any, place: Plac
     with pytest.raises(BadConfig) as refused:
         place.job(spark).read(source)
     assert "source_refused" == refused.value.code
+
+
+@pytest.mark.parametrize("bridge", ["jvm", "foreach_batch"])
+def test_a_very_first_epoch_that_fails_after_its_state_was_written_does_not_block_the_job(
+    spark: Any, place: Place, bridge: str
+) -> None:
+    """Nothing is decided, but state lies there: Spark alone would refuse the folder for ever."""
+    place.say("a b")
+    sink = Flaky(place.counts_sink(), "verify")
+
+    def run() -> None:
+        job = place.job(spark, bridge)
+        words = place.text(job).selectExpr("explode(split(value, ' ')) AS word")
+        job.write(words.groupBy("word").count(), sink).run(until="available")
+
+    with pytest.raises(EpochFailed):
+        run()
+    assert list((place.checkpoint / "state").rglob("*.changelog"))
+    run()
+    assert place.expected() == place.counts()
 
 
 JOB = """

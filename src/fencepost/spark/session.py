@@ -1,7 +1,7 @@
 """The Spark session: made with good settings, or the user's own, checked.
 
 Settings that a query needs are set in a session that the user brought only while it starts (Spark copies them into the
-query) and put back. One stays: which class carries `file:` for checkpoints (`CHECKPOINT_FILES`).
+query) and put back. Two stay, for Spark reads them later: `CHECKPOINT_FILES` and `CHECKED_BY_US`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ CHECKED_BY_US: Mapping[str, str] = {
     # than an empty folder whether this checkpoint is the job's own.
     "spark.sql.streaming.verifyCheckpointDirectoryEmptyOnStart": "false",
 }
-"""For the one query that starts."""
+"""Spark looks at it when the query's own thread begins, in the session that started it; so it stays there."""
 
 CHECKPOINT_FILES: Mapping[str, str] = {"fs.AbstractFileSystem.file.impl": "fencepost.DurableFs"}
 """`file:` without a process per file operation, with fsync, and with a rename that never overwrites: Spark's way to
@@ -148,6 +148,12 @@ def bring_jar(spark: Any) -> bool:
 def epochs_retained(spark: Any) -> int:
     """How many epochs Spark keeps; the ledger never keeps fewer."""
     return int(spark.conf.get("spark.sql.streaming.minBatchesToRetain"))
+
+
+def trust_the_ledger(spark: Any) -> None:
+    """Switch off Spark's guesses about whose checkpoint this is: recovery has just made sure."""
+    for key, value in CHECKED_BY_US.items():
+        spark.conf.set(key, value)
 
 
 def use_durable_files(spark: Any) -> Mapping[str, str]:
