@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from fencepost.ledger import LocalStore
 from fencepost.protocol.effects import Outcome
 from fencepost.sinks.contract import Sink
 from fencepost.sinks.files import Files
@@ -46,10 +47,9 @@ class Box(TwoPhaseCommit[Path]):
         """A file in the box."""
         for part in ("open", "box"):
             (self.folder / part).mkdir(parents=True, exist_ok=True)
-        path = self.folder / "identity"
-        if not path.exists():
-            path.write_text(os.urandom(8).hex())
-        return path.read_text()
+        store = LocalStore(self.folder)
+        store.create("identity", os.urandom(8).hex().encode())  # exclusive: of two first starts at once, one wins
+        return (store.read("identity") or b"").decode()
 
     def begin(self, unit: Unit) -> Path:
         """An empty file, named by the unit."""
