@@ -18,6 +18,8 @@ DEVELOP = (
     "pyarrow",
     "click",
     "rich",
+    "confluent-kafka==2.16.1",
+    "kafka-python==3.0.12",
     "hatchling",
     "build",
     "pytest",
