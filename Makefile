@@ -3,7 +3,7 @@ python := .venv/bin/python
 N ?= 20
 ARGS ?=
 
-.PHONY: help demo test lint model kill bench jar wheel clean setup
+.PHONY: help demo test lint model kill kafka bench jar wheel clean setup
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,6 +25,9 @@ model: setup ## run the protocol through every crash, in memory
 
 kill: setup ## kill a real job N times and count its output (N=20)
 	@$(python) -m fencepost.prove.kill $(N) $(ARGS)
+
+kafka: setup ## run a local Kafka broker until Ctrl-C
+	@$(python) -m fencepost.prove.rig.kafka $(ARGS)
 
 bench: setup ## measure beside plain Spark
 	@$(python) bench $(ARGS)

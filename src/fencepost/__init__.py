@@ -4,6 +4,7 @@ from fencepost.errors import Fenced, FencepostError, OperatorNeeded, Refused, Re
 from fencepost.files import Files
 from fencepost.guarantee import Guarantee
 from fencepost.job import Job, start
+from fencepost.kafka import Kafka
 from fencepost.protocol.effects import Outcome
 from fencepost.sinks.contract import Capabilities, Session, Sink
 from fencepost.sinks.files import published
@@ -20,6 +21,7 @@ __all__ = [
     "Files",
     "Guarantee",
     "Job",
+    "Kafka",
     "OperatorNeeded",
     "Outcome",
     "Rate",

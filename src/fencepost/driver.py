@@ -144,7 +144,7 @@ class Driver:
                         self._performer.run(run_claimed(self.book, number))
             except BaseException as error:  # a cancelled client raises one; an epoch that did not return is never done
                 self._closed = True
-                self._performer.rollback()
+                self._performer.rollback(undecided=self.book.deciding != number)
                 self.failure = self.fenced() or self._explain(error, number)
                 raise self.failure from error
             faults.reach("complete.before")  # the engine writes commits/N next
@@ -158,7 +158,7 @@ class Driver:
             try:
                 if self.failure is None and self._plan.guarantee is Guarantee.EXACTLY_ONCE:
                     self._performer.run(mark_done(self.book))
-                    self._performer.run(tidy(self.book))
+                    self._performer.run(tidy(self.book, self._facts))
             except FencepostError as error:
                 self.failure = error.at(job=self._plan.job)
                 raise

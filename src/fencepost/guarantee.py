@@ -12,6 +12,12 @@ from dataclasses import dataclass
 from fencepost.errors import BadConfig, GuaranteeTooHigh, Where
 from fencepost.sinks.contract import Capabilities
 
+READS_UNCOMMITTED = (
+    "source kafka is read with isolation read_uncommitted (Spark's default): rows that their writer takes back are "
+    "counted all the same, so the result is exact for the topic, not for what its writers meant; "
+    "use fp.Kafka, or the option kafka.isolation.level=read_committed"
+)
+
 
 class Guarantee(enum.IntEnum):
     """What happens to a record when something crashes."""

@@ -17,11 +17,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 from fencepost.errors import BadConfig, FencepostError, Where
-from fencepost.guarantee import Guarantee, Link, Report, check, sink_link, source_link
+from fencepost.guarantee import READS_UNCOMMITTED, Guarantee, Link, Report, check, sink_link, source_link
 from fencepost.run import BridgeName, Run, Settings, names_of
 from fencepost.sinks.contract import Sink
 from fencepost.sources.contract import Source
-from fencepost.spark import branches, inspect, session
+from fencepost.spark import branches, connector, inspect, session, tasks
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -75,6 +75,7 @@ class Job:
         self._mode = inspect.check_mode(output_mode, name) if output_mode else None
         self._interval = interval
         self._spark = spark
+        self._made = spark is None
         self._conf = dict(conf or {})
         self._bridge: BridgeName | None = bridge
         self._adopt = adopt
@@ -103,6 +104,7 @@ class Job:
                 where=Where(job=self.name),
                 next="Give a source (fp.Files('in', format='text')) or a streaming DataFrame.",
             )
+        self._connect(source)
         try:
             return cast("DataFrame", source.load(self.spark.readStream))
         except FencepostError as error:
@@ -115,6 +117,21 @@ class Job:
                 next="See that the folder or service is there and that schema and options are right (Spark's own words "
                 "are above).",
             ) from error
+
+    def _connect(self, source: Source) -> None:
+        """A session is made with the connector that its first source needs; for a later one it is added."""
+        if getattr(source, "connector", None) != "kafka":
+            return
+        spark, plain = self._spark, self._conf
+        if spark is None:
+            self._conf = connector.with_package(plain, session.version(self.name))
+            try:
+                spark = self.spark
+            except FencepostError:
+                raise
+            except Exception:  # noqa: BLE001 - Spark does not start without a package; without Java it never does
+                self._conf = plain
+        connector.bring(spark or self.spark, self.name, ours=self._made)
 
     def write(self, frame: DataFrame, sink: Sink) -> Self:
         """Send a DataFrame to a sink. Several calls are branches of one query: one epoch, one decision.
@@ -160,7 +177,14 @@ class Job:
                 next="Call job.write(…) first.",
             )
         jar = self._bridge != "foreach_batch" and session.bring_jar(self.spark)
-        return Report(self.name, self._guarantee, tuple(self.links()), () if jar else (session.WITHOUT_JAR,))
+        notes = [] if jar else [session.WITHOUT_JAR]
+        said = {name: sink.capabilities.note for name, (_, sink) in self._branches.items()}
+        notes += [f"sink {name}: {note}" for name, note in said.items() if note]
+        if any(
+            source.reads_uncommitted for frame, _ in self._branches.values() for source in inspect.sources_of(frame)
+        ):
+            notes.append(READS_UNCOMMITTED)
+        return Report(self.name, self._guarantee, tuple(self.links()), tuple(notes))
 
     def start(self, *, until: Literal["stopped", "available"] = "stopped") -> StreamingQuery:
         """Recover and start; return Spark's own StreamingQuery. `run` does this and waits."""
@@ -180,7 +204,7 @@ class Job:
         # By name, not by the order of the calls: Spark numbers state by its place in the plan.
         frames = {name: self._branches[name][0] for name in sorted(self._branches)}
         mode = self._mode or ("update" if any(map(inspect.needs_update, frames.values())) else "append")
-        writer = branches.union(frames).writeStream.outputMode(mode).queryName(self.name)
+        writer = branches.union(self._written_in_tasks(frames)).writeStream.outputMode(mode).queryName(self.name)
         writer = writer.trigger(availableNow=True) if until == "available" else self._with_interval(writer)
         chosen = Settings(
             job=self.name,
@@ -193,6 +217,14 @@ class Job:
         sinks = {name: self._branches[name][1] for name in frames}
         self._run = Run.start(self.spark, writer, frames, sinks, chosen)
         return self._run
+
+    def _written_in_tasks(self, frames: Mapping[str, Any]) -> dict[str, Any]:
+        """The branches whose sink is written to by the tasks, with that at their end."""
+        writes = {name: self._branches[name][1].in_tasks(self.name) for name in frames}
+        return {
+            name: frame if (write := writes[name]) is None else tasks.written_in_tasks(frame, write)
+            for name, frame in frames.items()
+        }
 
     def _with_interval(self, writer: Any) -> Any:
         try:
@@ -271,6 +303,13 @@ def start(
     session.check_session(frame.sparkSession, name)
     sources = inspect.check_frame(frame, name)
     mode = inspect.check_writer(writer, name)
+    if to.in_tasks(name) is not None:
+        raise BadConfig(
+            "parallel_needs_job",
+            "A sink that the tasks write to changes the plan, and this writer's plan is made already.",
+            where=Where(job=name, sink=to.name),
+            next="Use fp.Job(…).write(frame, sink), or leave out parallel=True.",
+        )
     level = Guarantee.parse(guarantee, job=name)
     links = [source_link(source.kind, replayable=source.replayable) for source in sources]
     check(level, [*links, sink_link(to.name, to.capabilities)], job=name)

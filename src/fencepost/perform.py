@@ -68,10 +68,10 @@ class Performer:
         """The staged rows of a lineage."""
         return Staging(Path(self.store.root) / "fencepost" / lineage / "staged")
 
-    def rollback(self) -> None:
-        """An epoch failed before its decision: sinks let go of what they hold."""
+    def rollback(self, *, undecided: bool) -> None:
+        """An epoch failed: sinks let go of what they hold."""
         for session in self.sessions.values():
-            session.rollback()
+            session.rollback(undecided=undecided)
 
     def close(self) -> None:
         """Let go of the sinks."""
@@ -112,15 +112,15 @@ class Performer:
         if not kept:
             return ()
         rows = {name: self.owner.staging.rows(kept, name) for name in self.sessions}
-        handles = [session.pre_commit(effect.epoch, rows[name]) for name, session in self.sessions.items()]
-        return tuple(handle for handle in handles if handle is not None)
+        handles = [session.handles(effect.epoch, rows[name]) for name, session in self.sessions.items()]
+        return tuple(handle for mine in handles for handle in mine)
 
     def _take_snapshot(self, effect: e.TakeSnapshot) -> e.Snapshot:
         return e.Snapshot(self.running.snapshot(), self.log.source_sums(effect.before, effect.offsets))
 
     def _again(self, effect: e.Again) -> tuple[Handle, ...]:
         session = self.sessions[effect.sink]
-        fresh = (session.pre_commit(effect.epoch, self.owner.staging.rows_again(h)) for h in effect.handles)
+        fresh = (session.again(effect.epoch, h, self.owner.staging.rows_again(h)) for h in effect.handles)
         return tuple(handle for handle in fresh if handle is not None)
 
     def _write_plainly(self, effect: e.WritePlainly) -> None:
@@ -180,7 +180,7 @@ _DO: Mapping[type[e.Effect[Any]], Callable[[Performer, Any], Any]] = {
     e.TakeSnapshot: Performer._take_snapshot,
     e.Commit: lambda p, effect: p.sessions[effect.sink].commit(effect.epoch, effect.handles),
     e.Again: Performer._again,
-    e.Orphans: lambda p, effect: p.sessions[effect.sink].orphans(effect.before),
+    e.Orphans: lambda p, effect: p.sessions[effect.sink].orphans(effect.before, at_leisure=effect.at_leisure),
     e.Abort: lambda p, effect: p.sessions[effect.handle.sink].abort(effect.handle),
     e.SweepStaged: Performer._sweep,
     e.WritePlainly: Performer._write_plainly,

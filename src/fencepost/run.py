@@ -14,7 +14,7 @@ from fencepost.errors import BadConfig, EpochFailed, Fenced, FencepostError, Whe
 from fencepost.guarantee import Guarantee
 from fencepost.ledger import LocalStore
 from fencepost.sinks.contract import Sink
-from fencepost.spark import branches, inspect, session
+from fencepost.spark import branches, inspect, session, tasks, topics
 from fencepost.spark.bridge import Bridge, ForeachBatchBridge, JvmBridge
 from fencepost.spark.checkpoint import SparkLog
 
@@ -71,13 +71,17 @@ class Run:
                 where=Where(job=chosen.job),
                 next="Stop it first (job.stop(), or query.stop()).",
             )
+        sources = [source for frame in frames.values() for source in inspect.sources_of(frame)]
         jar = chosen.bridge != "foreach_batch" and session.bring_jar(spark)
         bridge = _bridge(spark, chosen, jar=jar)
         store = LocalStore(chosen.checkpoint)
         try:
             formats = _formats(spark, frames, SparkLog(store), chosen)
+            begun = SparkLog(store).identity().ledgers
         except OSError as error:
             raise unusable(error, chosen.job, chosen.checkpoint) from error
+        # A job that cannot read begins nothing; one that has begun finishes what is decided, then asks its source.
+        found = {} if begun else topics.find(spark, sources, chosen.job)
         driver = Driver(
             Plan(
                 job=chosen.job,
@@ -94,13 +98,17 @@ class Run:
         driver.recover()
         fixed = driver.book.state.lineage.formats
         try:
+            _check_topics(store, driver, found or topics.find(spark, sources, chosen.job))
             session.trust_the_ledger(spark)
             wanted = {**fixed, **(session.use_durable_files(spark) if jar else {})}
+            tasks.name_owner(spark, driver.lineage, driver.book.writer)
             with session.settings(spark, wanted):
                 query = bridge.start(writer.option("checkpointLocation", chosen.checkpoint), driver)
         except Exception as error:
             driver.close()
             bridge.close()
+            if isinstance(error, FencepostError):
+                raise
             raise _from_spark(error, chosen.job) from error
         return cls(query, driver, bridge)
 
@@ -183,6 +191,14 @@ def _formats(spark: Any, frames: Mapping[str, Any], log: SparkLog, chosen: Setti
     return {}
 
 
+def _check_topics(store: LocalStore, driver: Driver, found: Mapping[str, set[str]]) -> None:
+    job = driver.book.state.lineage.job
+    try:
+        topics.check_same(store, driver.lineage, found, job)
+    except OSError as error:
+        raise unusable(error, job, store.root) from error
+
+
 def _bridge(spark: Any, chosen: Settings, *, jar: bool) -> Bridge:
     if chosen.bridge not in (None, "jvm", "foreach_batch"):
         raise BadConfig(
@@ -210,6 +226,8 @@ def names_of(error: Any) -> str:
 
 def _from_spark(error: Any, job: str) -> FencepostError:
     """Spark's own failure (the user's plan, a lost file, memory) in our words; the cause is chained."""
+    if topics.says_lost(str(error)):
+        return topics.range_lost(job)
     first = names_of(error)
     return EpochFailed(
         "spark_failed",

@@ -12,9 +12,9 @@ import pytest
 from killing import FENCED, PER_EPOCH, Scene, check_by_path, wait, wait_until_stopped
 
 from fencepost.guarantee import Guarantee
-from fencepost.prove.targets import TARGETS, Box
+from fencepost.prove.targets import BROKER, TARGETS, Box
 
-SETS = [*((name,) for name in TARGETS), ("box", "sqlite", "files")]
+SETS = [*((name,) for name in TARGETS if name != "hasty"), ("box", "sqlite", "files"), ("kafka", "sqlite")]
 
 
 CRASH = "commit.before=kill@2"
@@ -32,6 +32,14 @@ def fresh(folder: Path, targets: tuple[str, ...], number: int, **settings: objec
     place = folder / str(number)
     place.mkdir()
     return Scene(place, targets, **settings)  # type: ignore[arg-type]
+
+
+@pytest.fixture(autouse=True)
+def _brokers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker, for tests whose targets are topics."""
+    targets = request.node.callspec.params.get("targets", ()) if hasattr(request.node, "callspec") else ()
+    if not {"kafka", "hasty"}.isdisjoint(targets):
+        monkeypatch.setenv(BROKER, request.getfixturevalue("broker").servers)
 
 
 @pytest.mark.parametrize("targets", SETS, ids="+".join)
@@ -53,7 +61,7 @@ def test_a_kill_at_any_point_loses_and_doubles_nothing(tmp_path: Path, targets: 
     assert set(first | second) == hit
 
 
-@pytest.mark.parametrize("targets", [("sqlite",), ("files",), ("box", "sqlite")], ids="+".join)
+@pytest.mark.parametrize("targets", [("sqlite",), ("files",), ("box", "sqlite"), ("kafka",)], ids="+".join)
 def test_a_driver_that_sleeps_while_another_takes_over_is_fenced_and_changes_nothing(
     tmp_path: Path, targets: tuple[str, ...]
 ) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from streams import Place
 
+from fencepost.prove.rig.jars import SPARK_KAFKA, RigFailed, fetch
 from fencepost.spark.session import make_session
 
 if TYPE_CHECKING:
@@ -24,11 +25,19 @@ SMALL = {
 }
 
 
+def connector() -> dict[str, str]:
+    """Settings that bring Spark's Kafka connector; none without a network, and tests with a broker are skipped then."""
+    try:
+        return {"spark.jars": ",".join(map(str, fetch(SPARK_KAFKA)))}
+    except RigFailed:
+        return {}
+
+
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A session as fencepost makes it, only smaller."""
     warehouse = str(tmp_path_factory.mktemp("warehouse"))
-    made = make_session("tests", {**SMALL, "spark.sql.warehouse.dir": warehouse})
+    made = make_session("tests", {**SMALL, **connector(), "spark.sql.warehouse.dir": warehouse})
     yield made
     made.stop()
 

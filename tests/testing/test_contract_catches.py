@@ -226,12 +226,12 @@ class RaisesOnClose(SqliteSession):
 
 
 class AbortsEqualWriters(FilesSession):
-    def orphans(self, before: WriterNumber) -> tuple[Handle, ...]:
+    def orphans(self, before: WriterNumber, *, at_leisure: bool = False) -> tuple[Handle, ...]:
         return super().orphans(WriterNumber(before + 1))
 
 
 class FindsNoOrphans(FilesSession):
-    def orphans(self, before: WriterNumber) -> tuple[Handle, ...]:
+    def orphans(self, before: WriterNumber, *, at_leisure: bool = False) -> tuple[Handle, ...]:
         return ()
 
 

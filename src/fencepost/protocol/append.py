@@ -16,6 +16,7 @@ from fencepost.protocol.records import (
     NOTHING_BEFORE,
     Body,
     Damaged,
+    Epoch,
     Lineage,
     Number,
     Record,
@@ -37,6 +38,8 @@ class Book:
     """How many decisions retention leaves."""
     present: tuple[int, ...] = ()
     """The numbers seen by the last append, so that retention lists nothing again."""
+    deciding: Epoch | None = None
+    """The newest epoch whose decision we have begun to append: from then on it may be decided, whatever fails."""
 
     @property
     def where(self) -> Where:

@@ -247,10 +247,11 @@ class Again(Effect[tuple[Handle, ...]]):
 
 @dataclass(frozen=True, slots=True)
 class Orphans(Effect[tuple[Handle, ...]]):
-    """Pre-committed units of writers older than `before`."""
+    """Pre-committed units of writers older than `before`; `at_leisure` the sink may answer without looking."""
 
     sink: str
     before: WriterNumber
+    at_leisure: bool = False
 
 
 @dataclass(frozen=True, slots=True)

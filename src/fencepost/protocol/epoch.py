@@ -11,13 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fencepost.errors import EpochFailed, InDoubt, RecoveryNeeded
+from fencepost.errors import EpochFailed, Fenced, InDoubt, RecoveryNeeded
 from fencepost.protocol.append import Book, append, raise_fenced, read_ledger, retire
 from fencepost.protocol.effects import (
+    Abort,
     Commit,
     LogRead,
     Mute,
     Names,
+    Orphans,
     Outcome,
     PreCommit,
     Snapshot,
@@ -30,7 +32,7 @@ from fencepost.protocol.effects import (
     ask,
 )
 from fencepost.protocol.order import Open
-from fencepost.protocol.records import Claim, Decision, Done, Epoch, Handle, positions
+from fencepost.protocol.records import Claim, Decision, Done, Epoch, Handle, WriterNumber, positions
 
 PATIENCE = 8
 """How often in a row a silent sink is asked before the query is given up (and recovery asks again)."""
@@ -62,7 +64,7 @@ def run_epoch(book: Book, epoch: Epoch, sinks: Iterable[SinkFacts]) -> Step[None
             where=book.where,
             next="Start the job again: recovery writes the kept rows once more.",
         ).at(epoch=epoch, sink=gone[0].sink)
-    yield from tidy(book)
+    yield from tidy(book, order)
 
 
 def barrier(book: Book, epoch: Epoch) -> Step[str]:
@@ -117,7 +119,12 @@ def decide(book: Book, epoch: Epoch, offsets: str, handles: tuple[Handle, ...], 
         snapshot=snapshot.text,
         sources=snapshot.sources,
     )
-    yield from append(book, body, "decide")
+    book.deciding = epoch
+    try:
+        yield from append(book, body, "decide")
+    except Fenced:
+        book.deciding = None  # the number is another driver's: ours is nowhere, and never will be
+        raise
 
 
 def commit_open(book: Book, order: tuple[SinkFacts, ...]) -> Step[tuple[Handle, ...]]:
@@ -140,10 +147,27 @@ def mark_done(book: Book) -> Step[None]:
         yield from append(book, Done(book.state.open.epoch), "done")
 
 
-def tidy(book: Book) -> Step[None]:
-    """After an epoch: delete staged rows of epochs that a durable record calls done, and retired records."""
+def tidy(book: Book, sinks: Iterable[SinkFacts]) -> Step[None]:
+    """After an epoch: delete staged rows of epochs that a durable record calls done, orphans, and retired records."""
     yield from ask(SweepStaged("sweep", book.writer, book.state.done_through, recovering=False))
+    for sink in sinks:
+        if sink.perishable:
+            yield from _sweep_orphans(book, sink)
     yield from retire(book)
+
+
+def _sweep_orphans(book: Book, sink: SinkFacts) -> Step[None]:
+    """Undo what a driver left that slept past its successor's recovery, and what failed attempts of our own left.
+
+    An open transaction holds up its target's readers, so this does not wait for the next recovery. All that is decided
+    is committed by now, and no task of a next epoch runs yet.
+    """
+    assert book.state.newest is not None
+    decided = {handle.id for handle in book.state.newest.handles}
+    mine_too = WriterNumber(book.writer + 1)
+    for orphan in (yield from ask(Orphans("sweep.orphans", sink.name, mine_too, at_leisure=True))):
+        if orphan.id not in decided:
+            yield from ask(Abort("sweep.abort", orphan))
 
 
 def check_not_replaced(book: Book) -> Step[None]:

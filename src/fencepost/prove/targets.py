@@ -5,6 +5,7 @@ A new sink joins every kill test by adding its line to `TARGETS`.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -13,7 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 
+from fencepost.kafka import Kafka
 from fencepost.ledger import LocalStore
 from fencepost.protocol.effects import Outcome
 from fencepost.sinks.contract import Sink
@@ -21,6 +25,9 @@ from fencepost.sinks.files import Files
 from fencepost.sinks.sqlite import SQLite
 from fencepost.sinks.two_phase import TwoPhaseCommit, Unit
 from fencepost.sinks.wal import EpochContext, WriteAheadLog
+
+BROKER = "FENCEPOST_KAFKA"
+"""The environment's variable with the address of a broker, for the targets that are topics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +112,22 @@ class SendOnce:
         temp.rename(path)
 
 
+def kafka(folder: Path, name: str, **settings: Any) -> Kafka:
+    """A topic of the folder's own, on the broker that the environment names."""
+    return Kafka(topic_of(folder, name), servers=os.environ[BROKER], key="id", name=name, **settings)
+
+
+def topic_of(folder: Path, name: str) -> str:
+    """Made at its first mention."""
+    topic = f"{name}-{hashlib.sha256(str(folder).encode()).hexdigest()[:12]}"
+    made = folder / f".{topic}"
+    if not made.exists():
+        admin = AdminClient({"bootstrap.servers": os.environ[BROKER]})
+        admin.create_topics([NewTopic(topic, 2, 1)])[topic].result(20)
+        made.touch()
+    return topic
+
+
 TARGETS: Mapping[str, Target] = {
     "sqlite": Target(
         lambda folder: SQLite(str(folder / "out.db"), table="sums"),
@@ -126,5 +149,13 @@ TARGETS: Mapping[str, Target] = {
     "function": Target(
         lambda folder: WriteAheadLog(SendOnce(folder / "sent"), name="function", idempotent=True),
         lambda folder: f"lines:{folder / 'sent'}",
+    ),
+    "kafka": Target(
+        lambda folder: kafka(folder, "kafka"),
+        lambda folder: f"kafka:{os.environ[BROKER]}/{topic_of(folder, 'kafka')}",
+    ),
+    "hasty": Target(
+        lambda folder: kafka(folder, "hasty", keep_rows=False),
+        lambda folder: f"kafka:{os.environ[BROKER]}/{topic_of(folder, 'hasty')}",
     ),
 }

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -43,6 +43,8 @@ class Capabilities:
     """Output modes whose rows this sink writes correctly; update needs a key."""
     remedy: str = ""
     """What would make this sink stronger, for the message of a refused job."""
+    note: str = ""
+    """What these settings give up, for `fencepost check`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +69,25 @@ class Owner:
         if len(parts) != 4 or parts[0] != self.lineage[:8] or not (parts[1].isdigit() and parts[2].isdigit()):
             return None
         return Epoch(int(parts[2])) if int(parts[1]) < before else None
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """On whose behalf a task writes."""
+
+    lineage: str
+    writer: WriterNumber
+    epoch: Epoch
+
+
+WriteInTask = Callable[[Attempt, Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+"""Writes a task's rows and yields them, with two columns more (`UNIT`, `UNIT_FACTS`), if they are to be kept; last
+comes one row that says what was written. Pickled, and called in the tasks."""
+
+UNIT = "__fencepost_unit"
+"""The name of the unit that holds the row."""
+UNIT_FACTS = "__fencepost_unit_facts"
+"""JSON, in the last row of a unit; null in the others."""
 
 
 def place_of(error: BaseException) -> str:
@@ -97,6 +118,10 @@ class Sink(ABC):
     def session(self, job: str) -> Session:
         """Open the driver's side; one per start of the query."""
 
+    def in_tasks(self, job: str) -> WriteInTask | None:
+        """The tasks' side, for a sink that they write to by themselves; None if the driver writes."""
+        return None
+
 
 class Session(ABC):
     """The driver's side of a sink, for one start of the query; called by one thread at a time, not always the same."""
@@ -125,6 +150,15 @@ class Session(ABC):
     def pre_commit(self, epoch: Epoch, rows: Rows) -> Handle | None:
         """Make the rows durable and not visible; None if there are none."""
 
+    def handles(self, epoch: Epoch, rows: Rows) -> tuple[Handle, ...]:
+        """Pre-commit what the driver holds, or name what the tasks have pre-committed."""
+        handle = self.pre_commit(epoch, rows)
+        return () if handle is None else (handle,)
+
+    def again(self, epoch: Epoch, lost: Handle, rows: Rows) -> Handle | None:
+        """Pre-commit once more what the target lost, from the kept rows."""
+        return self.pre_commit(epoch, rows)
+
     @abstractmethod
     def verify(self, epoch: Epoch, handles: tuple[Handle, ...]) -> tuple[str, ...]:
         """Vote: ids of handles that can no longer be committed. Raise if the target refuses the rows."""
@@ -140,14 +174,20 @@ class Session(ABC):
     def write(self, epoch: Epoch, rows: Rows) -> None:
         """Send the rows plainly and flush (at_least_once, at_most_once)."""
 
-    def rollback(self) -> None:
-        """The running epoch failed before its decision: let go of what `verify` holds. Must not raise."""
+    def rollback(self, *, undecided: bool = True) -> None:
+        """The running epoch failed: let go of what `verify` holds. Must not raise.
+
+        `undecided` is false if a decision may name its handles: such a unit must stay, for recovery to commit.
+        """
 
     def abort(self, handle: Handle) -> None:
         """Undo one orphan; undone already is fine."""
 
-    def orphans(self, before: WriterNumber) -> tuple[Handle, ...]:
-        """Units that writers older than `before` pre-committed and nobody committed or aborted."""
+    def orphans(self, before: WriterNumber, *, at_leisure: bool = False) -> tuple[Handle, ...]:
+        """Units that writers older than `before` pre-committed and nobody committed or aborted.
+
+        `at_leisure`: between two epochs, not in recovery. Then it must not raise, and may answer without looking.
+        """
         return ()
 
     def close(self) -> None:

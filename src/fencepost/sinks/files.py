@@ -187,7 +187,7 @@ class FilesSession(Session):
             safe = "The epoch's rows may or may not be visible."
             raise self._silent(EpochFailed, epoch, error, safe=safe) from None
 
-    def orphans(self, before: WriterNumber) -> tuple[Handle, ...]:
+    def orphans(self, before: WriterNumber, *, at_leisure: bool = False) -> tuple[Handle, ...]:
         """Data files of older writers that no manifest names; the manifests are listed once for all of them."""
         older = list(self._files_of_older(before))
         known = set(manifest_names(self._folder)) if older else set()

@@ -231,7 +231,7 @@ class SqlSession(Session):
             raise
 
     @alone
-    def rollback(self) -> None:
+    def rollback(self, *, undecided: bool = True) -> None:
         """Undo the vote."""
         self._let_go()
 

@@ -164,8 +164,10 @@ class TwoPhaseCommitSession(Session):
         if handle is not None and self._commit(handle) is not Outcome.DONE:
             raise self._failed(epoch, "commit()", None)
 
-    def orphans(self, before: WriterNumber) -> tuple[Handle, ...]:
-        """What the system lists, of this lineage and of older writers only."""
+    def orphans(self, before: WriterNumber, *, at_leisure: bool = False) -> tuple[Handle, ...]:
+        """What the system lists, of this lineage and of older writers only; in recovery only, for it may be dear."""
+        if at_leisure:
+            return ()
         with self._explained("recover_orphans()"):
             bodies = list(self._sink.recover_orphans(before))
         older = [body for body in bodies if self.owner.epoch_of_older(str(body["id"]), before) is not None]

@@ -31,7 +31,7 @@ def union(frames: Mapping[str, Any]) -> Any:
     }
 
     def tagged(index: int, name: str) -> Any:
-        mine = F.struct(*[F.col(_quoted(column)) for column in frames[name].columns])
+        mine = F.struct(*[F.col(quoted(column)) for column in frames[name].columns])
         columns = [(mine if other == name else F.lit(None)).cast(types[other]).alias(other) for other in frames]
         return frames[name].select(F.lit(index).cast("int").alias(TAG), *columns)
 
@@ -48,5 +48,6 @@ def arrow_schema(frame: Any) -> pa.Schema:
     return to_arrow_schema(frame.schema, **zone)
 
 
-def _quoted(column: str) -> str:
+def quoted(column: str) -> str:
+    """A column's name as Spark reads it, dots and all."""
     return "`" + column.replace("`", "``") + "`"

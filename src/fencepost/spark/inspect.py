@@ -29,6 +29,12 @@ class PlanSource:
         """Can a range of positions be read again?"""
         return not any(word in self.kind.lower() for word in NOT_REPLAYABLE)
 
+    @property
+    def reads_uncommitted(self) -> bool:
+        """Are rows of other writers' open and aborted transactions read? Spark's connector does, if not told."""
+        told = self.options.get("kafka.isolation.level", "read_uncommitted")
+        return self.kind == "kafka" and told.lower() != "read_committed"
+
 
 def sources_of(frame: Any) -> list[PlanSource]:
     """The streaming sources at the leaves of a DataFrame's plan."""

@@ -7,8 +7,9 @@ query) and put back. Two stay, for Spark reads them later: `CHECKPOINT_FILES` an
 from __future__ import annotations
 
 import os
+import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 JAR = Path(__file__).with_name("fencepost.jar")
+
+SINK = "fencepost.EpochSink"
+"""The class by which we know that our jar is there."""
 
 SUPPORTED = ("4.2", "4.3")
 
@@ -89,6 +93,8 @@ def make_session(job: str, conf: Mapping[str, str], *, jar: bool = True) -> Spar
     settings = dict(OWN)
     if "PYSPARK_GATEWAY_PORT" not in os.environ:  # plain `python job.py`; spark-submit brings its own master
         settings |= {**LOCAL, "spark.sql.shuffle.partitions": str(len(os.sched_getaffinity(0)))}
+        # Otherwise the tasks take whichever python3 is on the PATH, with none of this one's packages.
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     if jar:
         settings |= {f"spark.hadoop.{key}": value for key, value in CHECKPOINT_FILES.items()}
         for key in ("spark.driver.extraClassPath", "spark.executor.extraClassPath"):
@@ -96,6 +102,14 @@ def make_session(job: str, conf: Mapping[str, str], *, jar: bool = True) -> Spar
     for key, value in {**settings, **{k: v for k, v in conf.items() if not k.endswith("extraClassPath")}}.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()  # type: ignore[no-any-return]
+
+
+def version(job: str) -> str:
+    """The version of the Spark that would run."""
+    _import_pyspark(job)
+    import pyspark  # noqa: PLC0415 - it is there
+
+    return str(pyspark.__version__)
 
 
 def check_session(spark: Any, job: str) -> None:
@@ -130,8 +144,11 @@ def bring_jar(spark: Any) -> bool:
     `ADD JAR` would load them for the driver and, under another loader, for the tasks; so the jar goes to the loader at
     the top, which both share, and to the executors.
     """
-    if _finds_class(spark):
-        return True
+    return finds_class(spark, SINK) or (add_jars(spark, [str(JAR)]) and finds_class(spark, SINK))
+
+
+def add_jars(spark: Any, jars: Sequence[str]) -> bool:
+    """Add jars to a session that runs already, for the driver and the executors; False if it takes none."""
     jvm = spark._jvm
     loader, top = jvm.java.lang.Thread.currentThread().getContextClassLoader(), None
     while loader is not None:
@@ -140,9 +157,10 @@ def bring_jar(spark: Any) -> bool:
         loader = loader.getParent()
     if top is None:
         return False
-    top.addURL(jvm.java.io.File(str(JAR)).toURI().toURL())
-    spark.sparkContext._jsc.addJar(str(JAR))
-    return _finds_class(spark)
+    for jar in jars:
+        top.addURL(jvm.java.io.File(jar.removeprefix("file:")).toURI().toURL())
+        spark.sparkContext._jsc.addJar(jar)
+    return True
 
 
 def epochs_retained(spark: Any) -> int:
@@ -206,11 +224,12 @@ def ended(query: Any, seconds: float) -> bool:
         raise JvmGone from error
 
 
-def _finds_class(spark: Any) -> bool:
+def finds_class(spark: Any, name: str) -> bool:
+    """Does this session know a Java class?"""
     from py4j.protocol import Py4JJavaError  # noqa: PLC0415 - pyspark may be absent when this module is imported
 
     try:
-        spark._jvm.java.lang.Thread.currentThread().getContextClassLoader().loadClass("fencepost.EpochSink")
+        spark._jvm.java.lang.Thread.currentThread().getContextClassLoader().loadClass(name)
     except Py4JJavaError:
         return False
     return True

@@ -152,6 +152,11 @@ def _abort_everybodys(book: Book, start: recover.Start) -> e.Step[None]:
     yield from e.ask(e.SweepStaged("recover.sweep", book.writer, book.state.done_through, recovering=True))
 
 
+def _sweep_everybodys(book: Book, sink: SinkFacts) -> e.Step[None]:
+    for orphan in (yield from e.ask(e.Orphans("sweep.orphans", sink.name, WriterNumber(10**9), at_leisure=True))):
+        yield from e.ask(e.Abort("sweep.abort", orphan))
+
+
 def _redo_unrecorded(book: Book, n: Epoch, gone: tuple[Handle, ...]) -> e.Step[None]:
     fresh = yield from e.ask(e.Again("recover.redo", gone[0].sink, n, gone))
     yield from e.ask(e.Commit("commit", gone[0].sink, n, fresh))
@@ -218,6 +223,12 @@ SABOTAGES = (
         "Recovery aborts pre-committed units of equal and newer writers too.",
         (BARE, PUBLISH),
         ((recover, "abort_orphans", _abort_everybodys),),
+    ),
+    Sabotage(
+        "sweep_newer_orphans",
+        "After an epoch, units of newer writers are aborted too.",
+        (KEPT, APPLY),
+        ((epoch, "_sweep_orphans", _sweep_everybodys),),
     ),
     Sabotage("handle_named_by_epoch", "Two attempts of an epoch use one handle id.", (KEPT, APPLY), (), NamedByEpoch),
     Sabotage(

@@ -1,0 +1,1 @@
+"""Real services for tests and benches, as child processes on this machine."""

@@ -1,0 +1,155 @@
+"""Pinned jars, fetched once with the Ivy that pyspark ships and kept in the user's cache.
+
+Never leaves a set half there: it is resolved beside its place, checked against its digest, and renamed when whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+PATIENCE_S = 900
+
+
+class RigFailed(Exception):
+    """A service of the rig could not be had, with what to do about it."""
+
+
+@dataclass(frozen=True)
+class JarSet:
+    """Jars that belong together, by coordinate `organisation:name:version`."""
+
+    name: str
+    coordinates: tuple[str, ...]
+    digest: str
+    """Over the names and bytes of all that arrives, see `digest`: what runs is what was tested."""
+    transitive: bool = True
+
+    @property
+    def folder(self) -> Path:
+        """Where the set is kept: other coordinates, another folder."""
+        pinned = " ".join((*self.coordinates, self.digest, str(self.transitive)))
+        return cache() / f"{self.name}-{hashlib.sha256(pinned.encode()).hexdigest()[:12]}"
+
+    @property
+    def wanted(self) -> set[str]:
+        """The files that were asked for by name."""
+        return {"{1}-{2}.jar".format(*coordinate.split(":")) for coordinate in self.coordinates}
+
+
+KAFKA_BROKER = JarSet(
+    "kafka",
+    ("org.apache.kafka:kafka_2.13:4.3.0", "org.apache.logging.log4j:log4j-slf4j-impl:2.25.4"),
+    digest="cc6aceebcb571c3f4c6f650ebee1f28e3ba37bb6e5c31024ec94431f34f95973",
+)
+"""A broker with all it needs. Its pom names no logger, and without one it fails in silence."""
+
+SPARK_KAFKA = JarSet(
+    "spark-kafka",
+    (
+        "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",
+        "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",
+        "org.apache.kafka:kafka-clients:3.9.2",
+        "org.apache.commons:commons-pool2:2.13.1",
+    ),
+    digest="d7511b84b1d9dc9b01001790e2d36eb6448d0acbffe4d21567f7abd060281d16",
+    transitive=False,
+)
+"""Spark's Kafka connector for `spark.jars`; the rest that it needs is in pyspark."""
+
+
+def fetch(jars: JarSet) -> list[Path]:
+    """The set's files, downloaded if they are not here yet. Two processes at once: both load, the first one wins."""
+    if not is_here(jars):
+        jars.folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{jars.name}-", dir=jars.folder.parent) as temp:
+            whole = resolve(jars, Path(temp))
+            try:
+                whole.rename(jars.folder)
+            except OSError:
+                if not is_here(jars):
+                    raise RigFailed(f"{jars.folder} is damaged: remove it and start again.") from None
+    return sorted(jars.folder.glob("*.jar"))
+
+
+def is_here(jars: JarSet) -> bool:
+    """Was the set fetched before?"""
+    return jars.folder.is_dir() and jars.wanted <= set(os.listdir(jars.folder))
+
+
+def resolve(jars: JarSet, temp: Path) -> Path:
+    """Let Ivy download the set into a folder of its own, with a cache of its own: Ivy's is not for two at once."""
+    (temp / "ivy.xml").write_text(ivy_module(jars))
+    whole = temp / "jars"
+    command = [java(), "-jar", ivy(), "-cache", str(temp / "ivy"), "-ivy", str(temp / "ivy.xml")]
+    command += ["-retrieve", f"{whole}/[artifact]-[revision](-[classifier]).[ext]"]
+    try:
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=PATIENCE_S, cwd=temp)
+    except subprocess.TimeoutExpired:
+        raise RigFailed(
+            f"The jars of {jars.name} did not arrive in {PATIENCE_S} s: see that the network is up."
+        ) from None
+    arrived = set(os.listdir(whole)) if whole.is_dir() else set()
+    missing = sorted(jars.wanted - arrived)
+    if done.returncode or missing:
+        tail = "\n".join((done.stdout + done.stderr).strip().splitlines()[-12:])
+        raise RigFailed(
+            f"The jars of {jars.name} could not be downloaded ({', '.join(missing) or 'Ivy failed'}). They come from "
+            f"Maven's central repository, once: see that the network reaches it and start again. Ivy said:\n{tail}"
+        )
+    if (found := digest(whole)) != jars.digest:
+        raise RigFailed(f"The jars of {jars.name} are not the pinned ones: their digest is {found}, not {jars.digest}.")
+    return whole
+
+
+def ivy_module(jars: JarSet) -> str:
+    """What Ivy is asked for. Without the conf it would bring sources and javadoc as well."""
+    asked = "".join(
+        '<dependency org="{}" name="{}" rev="{}" conf="default->default" transitive="{}"/>'.format(
+            *coordinate.split(":"), str(jars.transitive).lower()
+        )
+        for coordinate in jars.coordinates
+    )
+    return (
+        f'<ivy-module version="2.0"><info organisation="fencepost" module="{jars.name}"/>'
+        f'<configurations><conf name="default"/></configurations><dependencies>{asked}</dependencies></ivy-module>'
+    )
+
+
+def digest(folder: Path) -> str:
+    """One digest over all files, by name."""
+    total = hashlib.sha256()
+    for path in sorted(folder.iterdir()):
+        total.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
+    return total.hexdigest()
+
+
+def java() -> str:
+    """The Java that Spark would take."""
+    home = os.environ.get("JAVA_HOME")
+    found = shutil.which("java", path=f"{home}/bin" if home else None)
+    if found is None:
+        raise RigFailed("There is no Java: install version 17 or newer (and, if JAVA_HOME is set, point it there).")
+    return found
+
+
+def ivy() -> str:
+    """The Ivy that pyspark ships."""
+    spec = importlib.util.find_spec("pyspark")
+    places = spec.submodule_search_locations if spec else None
+    found = [path for place in places or () for path in Path(place).glob("jars/ivy-*.jar")]
+    if not found:
+        raise RigFailed("There is no Ivy to download with: pip install 'fencepost[spark]' brings one.")
+    return str(found[0])
+
+
+def cache() -> Path:
+    """Outside the tree, so that a clean one need not download again."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "fencepost" / "jars"

@@ -1,0 +1,165 @@
+"""Writes from the tasks: a transaction per task attempt, ended by the driver.
+
+    task     begin ─► send ─► flush ─► one row: which id, how many rows, where the first one is
+    driver   DescribeTransactions for all of them ─► vote ─► decision ─► EndTxn by name
+
+A Python worker makes the producer of its next task in the background: that costs more than writing with it. Never ends
+a transaction here: whether it is decided, only the driver knows. A failed attempt's is aborted by the sweep after the
+epoch.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections import deque
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from threading import Lock, Thread
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from confluent_kafka import KafkaException
+
+from fencepost import faults
+from fencepost.protocol.records import Epoch, Kept, WriterNumber
+from fencepost.rows import Rows
+from fencepost.sinks.contract import UNIT, UNIT_FACTS, Attempt
+from fencepost.sinks.kafka import ids
+from fencepost.sinks.kafka.producers import Slot
+from fencepost.sinks.kafka.sink import KafkaSink
+
+DEFAULT_TIMEOUT_MS = 900_000
+
+
+class Pool:
+    """The transactional ids of one Python worker, for one sink of one writer, and the producer to be used next.
+
+    A producer whose transaction was ended by another process cannot begin one again; its id can, with a new producer,
+    once the epoch is done for good (see `Slot.used_in`).
+    """
+
+    def __init__(self, owner: tuple[str, str, WriterNumber]) -> None:
+        self.owner = owner
+        self.ready: deque[Slot] = deque()
+        self._used: dict[str, Epoch] = {}
+        self._lock = Lock()
+
+    def free_id(self, epoch: Epoch) -> str | None:
+        """One that may be initialised again while this epoch runs."""
+        with self._lock:
+            found = next((name for name, used_in in self._used.items() if used_in <= epoch - 2), None)
+            if found is not None:
+                del self._used[found]
+            return found
+
+    def used(self, slot: Slot, epoch: Epoch) -> None:
+        """Its transaction is with the driver now."""
+        with self._lock:
+            self._used[slot.id] = epoch
+
+
+_pools: dict[str, Pool] = {}
+"""By sink. Workers outlive a restart of the query: another writer gets another pool, for a new driver's sweep of older
+writers would abort what this one still writes."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskWriter:
+    """Pickled with the plan; called in the tasks."""
+
+    job: str
+    sink: KafkaSink
+
+    def __call__(self, attempt: Attempt, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Write the rows of one task attempt."""
+        pool = self._pool(attempt)
+        rows, slot, schema = 0, None, pa.schema([])
+        for batch in batches:
+            if not batch.num_rows:
+                continue
+            if slot is None:
+                slot, schema = pool.ready.popleft() if pool.ready else self._make(pool, attempt), batch.schema
+                slot.begin(attempt.epoch)
+                faults.reach("kafka.task.begun")
+            slot.send(self.sink.columns, [batch])
+            rows += batch.num_rows
+            if self.sink.keep_rows:
+                yield _with_unit(batch, [slot.id] * batch.num_rows, [None] * batch.num_rows)
+        if slot is None:
+            return
+        first = slot.flush()
+        faults.reach("kafka.task.flushed")
+        pool.used(slot, attempt.epoch)
+        nothing = pa.RecordBatch.from_arrays([pa.nulls(1, field.type) for field in schema], schema=_nullable(schema))
+        yield _with_unit(nothing, [slot.id], [json.dumps({"rows": rows, "first": first})])
+        # For the next epoch, and not in its way.
+        Thread(target=self._prepare, args=(pool, attempt), daemon=True).start()
+
+    def _make(self, pool: Pool, attempt: Attempt) -> Slot:
+        sink = self.sink
+        name = pool.free_id(attempt.epoch) or ids.name(
+            sink.prefix, self.job, attempt.lineage, attempt.writer, sink=sink.name, slot=uuid.uuid4().hex[:12]
+        )
+        return Slot(name, {**sink.servers.for_writing(), **sink.producer}, sink.timeout_ms or DEFAULT_TIMEOUT_MS)
+
+    def _prepare(self, pool: Pool, attempt: Attempt) -> None:
+        with suppress(KafkaException):  # whoever needs it then makes it himself, and fails for all to see
+            pool.ready.append(self._make(pool, attempt))
+
+    def _pool(self, attempt: Attempt) -> Pool:
+        owner = (self.job, attempt.lineage, attempt.writer)
+        pool = _pools.get(self.sink.name)
+        if pool is None or pool.owner != owner:
+            pool = _pools[self.sink.name] = Pool(owner)
+        return pool
+
+
+@dataclass(frozen=True, slots=True)
+class RowsOfUnit:
+    """The rows that one task's transaction held, among all that were kept."""
+
+    all: Rows
+    unit: str
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Columns as the user's DataFrame has them."""
+        return pa.schema([field for field in self.all.schema if field.name not in (UNIT, UNIT_FACTS)])
+
+    @property
+    def count(self) -> int:
+        """How many."""
+        return sum(batch.num_rows for batch in self.batches())
+
+    @property
+    def kept(self) -> tuple[Kept, ...]:
+        """The files that hold them, among others."""
+        return self.all.kept
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """The rows, again at every call."""
+        for batch in self.all.batches():
+            mine = pc.and_(pc.equal(batch.column(UNIT), self.unit), pc.is_null(batch.column(UNIT_FACTS)))
+            found = batch.filter(mine).select(self.schema.names)
+            if found.num_rows:
+                yield found
+
+
+def unit_rows(batch: pa.RecordBatch) -> list[tuple[str, dict[str, Any]]]:
+    """The units that a batch of a task's rows ends: id, and what the task said about it."""
+    facts = batch.column(UNIT_FACTS).to_pylist()
+    units = batch.column(UNIT).to_pylist()
+    return [(unit, json.loads(text)) for unit, text in zip(units, facts, strict=True) if text is not None]
+
+
+def _with_unit(batch: pa.RecordBatch, units: list[str], facts: list[str | None]) -> pa.RecordBatch:
+    columns = [*batch.columns, pa.array(units, pa.string()), pa.array(facts, pa.string())]
+    schema = pa.schema([*_nullable(batch.schema), (UNIT, pa.string()), (UNIT_FACTS, pa.string())])
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _nullable(schema: pa.Schema) -> pa.Schema:
+    return pa.schema([pa.field(field.name, field.type) for field in schema])

@@ -1,0 +1,234 @@
+"""Writes messages into an open transaction: the one module that knows confluent-kafka's producer.
+
+    begin ─► send … ─► flush (every delivery checked) ─► [the decision] ─► commit
+
+Never calls `close()` on a producer: it would abort a transaction that may be decided. Letting go of the object leaves
+the transaction as it is, for another process to end.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Mapping
+from itertools import groupby
+from typing import Any
+
+import pyarrow as pa
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from fencepost.errors import EpochFailed, FencepostError, Refused, TargetRefused
+from fencepost.protocol.records import Epoch
+from fencepost.sinks.kafka.messages import Columns, slices
+
+log = logging.getLogger("fencepost.librdkafka")
+
+INIT_S = 30.0
+DELIVERY_S = 60
+"""How long the client itself waits for brokers that are away; a shorter absence is not even noticed."""
+COMMIT_S = 15.0
+WAITING = 50_000
+"""Messages that may wait in the client's queue before we wait for it."""
+
+
+class Undelivered(Exception):
+    """Messages did not arrive; the transaction is lost. Carries the first error, and where it was meant to go."""
+
+    def __init__(self, error: KafkaError, where: str = "") -> None:
+        super().__init__(error.name())
+        self.error = error
+        self.where = where
+
+
+class Plain:
+    """A producer without transactions, for the weaker levels; also what `Slot` is made of."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self._producer = Producer(
+            {
+                "enable.idempotence": True,
+                "message.timeout.ms": DELIVERY_S * 1000,
+                "queue.buffering.max.kbytes": 2_097_151,
+                "error_cb": _ignore,  # what counts comes with the messages; the rest is brokers coming and going
+                "logger": log,
+                "log_level": 3,  # a coordinator that is being elected is no news
+                **settings,
+            }
+        )
+        self._reports: dict[KafkaError | None, Message] = {}
+
+    def send(self, columns: Columns, batches: Iterable[pa.RecordBatch]) -> None:
+        """Hand rows to the client; an error of an earlier one ends it."""
+        # `dict.setdefault` keeps the first message of each outcome without a Python frame per message: the first
+        # failure, and under None the first that arrived.
+        report = self._reports.setdefault
+        for batch in batches:
+            for rows in slices(batch):
+                messages = columns.messages(rows)
+                if columns.headers is None:
+                    self._send_together(messages, report)
+                else:
+                    for one in messages:
+                        self._one(one, report)
+                while len(self._producer) > WAITING:
+                    self._producer.poll(0.05)
+            if any(self._reports):
+                break
+
+    def _send_together(self, messages: Iterable[Any], report: Any) -> None:
+        for topic, group in groupby(messages, key=lambda message: message.topic):
+            together = [{"key": m.key, "value": m.value, "partition": m.partition} for m in group]
+            if self._producer.produce_batch(topic, together, on_delivery=report) != len(together):
+                failed = next(message for message in together if "_error" in message)
+                raise Undelivered(failed["_error"], f"topic {topic!r}, {_size(failed['key'], failed['value'])}")
+
+    def _one(self, message: Any, report: Any) -> None:
+        while True:
+            try:
+                self._producer.produce(
+                    message.topic,
+                    value=message.value,
+                    key=message.key,
+                    partition=message.partition,
+                    headers=message.headers,
+                    on_delivery=report,
+                )
+            except BufferError:
+                self._producer.poll(0.05)
+            except KafkaException as error:
+                where = f"topic {message.topic!r}, {_size(message.key, message.value)}"
+                raise Undelivered(error.args[0], where) from error
+            else:
+                return
+
+    def flush(self) -> tuple[str, int, int] | None:
+        """Wait until every message is delivered; return where the first one is (topic, partition, offset)."""
+        left = self._producer.flush(DELIVERY_S + 5)
+        reports, self._reports = self._reports, {}
+        first = reports.pop(None, None)
+        for error, message in reports.items():
+            assert error is not None
+            where = (
+                f"topic {message.topic()!r}, partition {message.partition()}, {_size(message.key(), message.value())}"
+            )
+            raise Undelivered(error, where)
+        if left:
+            raise Undelivered(KafkaError(KafkaError._MSG_TIMED_OUT))
+        return None if first is None else (str(first.topic()), int(first.partition() or 0), int(first.offset() or 0))
+
+
+class Slot(Plain):
+    """One transactional id and its producer, kept from epoch to epoch."""
+
+    def __init__(self, name: str, settings: Mapping[str, Any], timeout_ms: int) -> None:
+        super().__init__(
+            {
+                **settings,
+                "transactional.id": name,
+                "transaction.timeout.ms": timeout_ms,
+                "message.timeout.ms": min(DELIVERY_S * 1000, timeout_ms),
+            }
+        )
+        self.id = name
+        self.used_in: Epoch | None = None
+        """The epoch of its last transaction. A new one may begin only when a durable record says that this one is done:
+        until then the coordinator's memory of it is what recovery would ask for."""
+        self._producer.init_transactions(INIT_S)
+
+    def is_free(self, epoch: Epoch) -> bool:
+        """While epoch N runs, decision N-1 is durable, and says that N-2 is done."""
+        return self.used_in is None or self.used_in <= epoch - 2
+
+    def begin(self, epoch: Epoch) -> None:
+        """Open a transaction; the broker hears of it with the first message."""
+        assert self.is_free(epoch), "the coordinator must still remember the last transaction"
+        self.used_in = epoch
+        self._producer.begin_transaction()
+
+    def commit(self) -> None:
+        """End the transaction; whatever is raised leaves open what happened."""
+        deadline = time.monotonic() + COMMIT_S
+        while True:
+            try:
+                self._producer.commit_transaction(max(0.1, deadline - time.monotonic()))
+            except KafkaException as error:
+                if not error.args[0].retriable() or time.monotonic() > deadline:
+                    raise
+            else:
+                return
+
+    def abort(self) -> None:
+        """Undo the transaction; only for one that is surely not decided."""
+        self._producer.abort_transaction(COMMIT_S)
+
+
+def explained(error: KafkaError, where: str = "") -> FencepostError:
+    """A client's error in our words: what it means for the job, and what to do. Never a message's content."""
+    at = f" ({where})" if where else ""
+    match error.code():
+        case KafkaError.MSG_SIZE_TOO_LARGE:
+            return TargetRefused(
+                "message_too_large",
+                f"A message is larger than the broker takes{at}.",
+                safe=EpochFailed.safe,
+                next="Make the rows smaller, or raise max.message.bytes of the topic; then start the job again.",
+            )
+        case KafkaError.UNKNOWN_TOPIC_OR_PART | KafkaError._UNKNOWN_TOPIC | KafkaError._UNKNOWN_PARTITION:
+            return TargetRefused(
+                "topic_missing",
+                f"There is no such topic or partition{at}.",
+                safe=EpochFailed.safe,
+                next="Create the topic (or mend the partition column), then start the job again.",
+            )
+        case (
+            KafkaError.TOPIC_AUTHORIZATION_FAILED
+            | KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+            | KafkaError.CLUSTER_AUTHORIZATION_FAILED
+            | KafkaError.SASL_AUTHENTICATION_FAILED
+            | KafkaError._AUTHENTICATION
+        ):
+            return not_authorised(error.name(), at)
+        case KafkaError.INVALID_TRANSACTION_TIMEOUT:
+            return timeout_too_long("")
+        case KafkaError._FENCED | KafkaError.PRODUCER_FENCED | KafkaError.INVALID_PRODUCER_EPOCH:
+            return EpochFailed(
+                "producer_fenced",
+                "Another producer opened our transactional id, or the broker timed the transaction out.",
+                next="Start the job again. If it stays: something else uses transactional ids that begin like ours "
+                "(`fencepost tx list`), or an epoch takes longer than transaction_timeout.",
+            )
+        case _:
+            return EpochFailed(
+                "target_silent",
+                f"The brokers did not take every message: {error.name()}{at}.",
+                next="See that the brokers are up and reachable; the epoch runs again.",
+            )
+
+
+def not_authorised(name: str, at: str = "") -> Refused:
+    """Too few rights."""
+    return TargetRefused(
+        "not_authorised",
+        f"The cluster refuses us: {name}{at}.",
+        safe=EpochFailed.safe,
+        next="Writing needs WRITE and DESCRIBE on the topic, and WRITE and DESCRIBE on transactional ids that begin "
+        "with the sink's prefix (one PREFIXED rule). Grant them, or mend user and password.",
+    )
+
+
+def timeout_too_long(why: str) -> Refused:
+    """The broker's limit."""
+    return TargetRefused(
+        "transaction_timeout",
+        f"transaction_timeout is longer than the brokers allow{why}.",
+        next="Choose a shorter one, or raise transaction.max.timeout.ms on the brokers.",
+    )
+
+
+def _size(key: Any, value: Any) -> str:
+    size = sum(len(part.encode() if isinstance(part, str) else part) for part in (key, value) if part is not None)
+    return f"{size:,} bytes"
+
+
+def _ignore(_: KafkaError) -> None:
+    return None

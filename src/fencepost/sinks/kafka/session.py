@@ -1,0 +1,377 @@
+"""The driver's side of a topic: two producers take turns, and recovery ends what a dead driver left.
+
+    pre_commit  begin ─► send ─► flush ─► DescribeTransactions: open, and with which producer id and epoch?
+    commit      the producer's own, or EndTxn by name from here; any doubt is put to the coordinator, then to the topic
+
+Never aborts a transaction that may be decided; never takes an error of a client for an outcome.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+from confluent_kafka import KafkaException
+
+from fencepost import faults
+from fencepost.errors import EpochFailed, FencepostError, OperatorNeeded, Retryable, TargetRefused
+from fencepost.protocol.effects import Outcome
+from fencepost.protocol.records import Epoch, Handle, WriterNumber
+from fencepost.rows import Rows
+from fencepost.sinks.contract import OutputMode, Session
+from fencepost.sinks.kafka import ids
+from fencepost.sinks.kafka.coordinator import ONGOING, Coordinator, Denied, Silent, Transaction
+from fencepost.sinks.kafka.outcome import Fate, fate
+from fencepost.sinks.kafka.parallel import RowsOfUnit, unit_rows
+from fencepost.sinks.kafka.producers import Plain, Slot, Undelivered, explained, not_authorised, timeout_too_long
+from fencepost.sinks.kafka.sink import KafkaSink
+from fencepost.sinks.kafka.witness import testify
+
+LONGEST_MS = 900_000
+SHORT_MS = 60_000
+SWEEP_S = 10.0
+"""How often, between epochs, the cluster is asked for transactions that older writers left open."""
+
+log = logging.getLogger("fencepost")
+
+
+class KafkaSession(Session):
+    """One start of a driver."""
+
+    def __init__(self, sink: KafkaSink, job: str) -> None:
+        self._sink = sink
+        self._job = job
+        self._coordinator = Coordinator(sink.servers)
+        self._timeout_ms = sink.timeout_ms or LONGEST_MS
+        self._settings: dict[str, Any] = {**sink.servers.for_writing(), **sink.producer}
+        self._slots: list[Slot] = []
+        self._made = 0
+        self._open: dict[str, Slot] = {}
+        """Handles whose transaction one of our own producers holds."""
+        self._voted: set[str] = set()
+        """Handles of the running epoch that were open when we asked."""
+        self._plain: Plain | None = None
+        self._swept = time.monotonic()
+
+    # --- before any data flows
+
+    def preflight(self, schema: pa.Schema, mode: OutputMode) -> str:
+        """Check columns, topic, rights and timeout; the identity is the cluster's id and the topic's."""
+        self._sink.columns.check(schema)
+        try:
+            cluster = self._coordinator.cluster_id()
+            self._check_timeout(self._coordinator.largest_timeout_ms())
+            self._coordinator.end_version()
+            topic = self._sink.columns.topic
+            return cluster if topic is None else f"{cluster}/{topic}/{self._check_topic(topic)}"
+        except Silent as error:
+            raise self._no_answer(error) from error
+        except Denied as error:
+            raise not_authorised(str(error)).at(job=self._job, sink=self._sink.name) from error
+
+    def _check_timeout(self, largest: int | None) -> None:
+        if self._sink.timeout_ms is None:
+            self._timeout_ms = min(LONGEST_MS, largest or LONGEST_MS)
+        elif largest is not None and self._sink.timeout_ms > largest:
+            raise timeout_too_long(f": {self._sink.timeout_ms} ms, and they allow {largest} ms")
+        if self._timeout_ms < SHORT_MS:
+            log.warning(
+                "job %s, sink %s: transaction_timeout is %.0f s. An epoch and a restart have to fit into it, or the "
+                "brokers abort what is decided%s.",
+                self._job,
+                self._sink.name,
+                self._timeout_ms / 1000,
+                " (it is then written again from the kept rows)" if self._sink.keep_rows else "",
+            )
+
+    def _check_topic(self, name: str) -> str:
+        topic = self._coordinator.topic(name)
+        if topic is None:
+            raise TargetRefused(
+                "topic_missing",
+                f"There is no topic {name!r}.",
+                next="Create it with the partitions and the retention you want (kafka-topics.sh --create …), then "
+                "start the job again. It is not made by itself: the brokers' defaults are rarely what one wants.",
+            )
+        size = self._coordinator.setting("TOPIC", name, "max.message.bytes")
+        if size is not None and "message.max.bytes" not in self._sink.producer:
+            self._settings["message.max.bytes"] = max(1000, min(int(size), 1_000_000_000))
+        return topic.id
+
+    # --- one epoch
+
+    def pre_commit(self, epoch: Epoch, rows: Rows) -> Handle | None:
+        """Write the rows into an open transaction, see that each arrived, ask under which producer epoch."""
+        count = rows.count
+        if not count:
+            return None
+        slot = None
+        try:
+            slot = self._free_slot(epoch)
+            slot.begin(epoch)
+            faults.reach("kafka.begun")
+            slot.send(self._sink.columns, rows.batches())
+            faults.reach("kafka.sent")
+            first = slot.flush()
+            faults.reach("kafka.flushed")
+            found = self._coordinator.describe([slot.id])[slot.id]
+        except (Undelivered, KafkaException, Silent, Denied, ValueError) as error:
+            self._drop(slot)
+            raise self._failed(error).at(job=self._job, epoch=epoch, sink=self._sink.name) from error
+        if found is None or found.state != ONGOING:
+            self._drop(slot)
+            raise self._ended(epoch)
+        handle = self._handle(found, count, rows.kept if self._sink.keep_rows else (), first)
+        self._open[handle.id] = slot
+        self._voted.add(handle.id)
+        return handle
+
+    def handles(self, epoch: Epoch, rows: Rows) -> tuple[Handle, ...]:
+        """With `parallel` the tasks have written: ask for all their transactions at once."""
+        if not self._sink.parallel:
+            return super().handles(epoch, rows)
+        units = dict(unit for batch in rows.batches() for unit in unit_rows(batch))
+        kept = rows.kept if self._sink.keep_rows else ()
+        try:
+            found = self._coordinator.describe(units)
+        except (Silent, Denied) as error:
+            raise self._failed(error).at(job=self._job, epoch=epoch, sink=self._sink.name) from error
+        handles = []
+        for unit, facts in units.items():
+            transaction = found[unit]
+            if transaction is None or transaction.state != ONGOING:
+                raise self._ended(epoch)
+            handles.append(self._handle(transaction, facts["rows"], kept, facts["first"]))
+        self._voted.update(handle.id for handle in handles)
+        return tuple(handles)
+
+    def again(self, epoch: Epoch, lost: Handle, rows: Rows) -> Handle | None:
+        """Once more, from the driver; of rows that tasks kept, those of the lost transaction."""
+        return self.pre_commit(epoch, RowsOfUnit(rows, lost.body["id"]) if self._sink.parallel else rows)
+
+    def verify(self, epoch: Epoch, handles: tuple[Handle, ...]) -> tuple[str, ...]:
+        """The question was asked at the end of the pre-commit, once for everything that a handle needs."""
+        asked = [handle for handle in handles if handle.id not in self._voted]
+        try:
+            found = self._coordinator.describe([handle.body["id"] for handle in asked])
+        except (Silent, Denied) as error:
+            raise self._failed(error).at(job=self._job, epoch=epoch, sink=self._sink.name) from error
+        return tuple(h.id for h in asked if fate(h.body, found[h.body["id"]]) is not Fate.OPEN)
+
+    def commit(self, epoch: Epoch, handles: tuple[Handle, ...]) -> Mapping[str, Outcome]:
+        """Let our own producers commit; end the others by name."""
+        outcomes = {handle.id: self._commit(epoch, handle) for handle in handles}
+        self._voted.clear()  # whoever asks again asks the coordinator first
+        return outcomes
+
+    def _commit(self, epoch: Epoch, handle: Handle) -> Outcome:
+        self._warn_if_old(handle)
+        slot = self._open.pop(handle.id, None)
+        if slot is not None:
+            try:
+                slot.commit()
+            except KafkaException as error:
+                self._drop(slot)
+                log.info("sink %s: a producer could not commit (%s)", self._sink.name, error.args[0].name())
+            else:
+                return Outcome.DONE
+        try:
+            if handle.id in self._voted and slot is None and self._coordinator.end(handle.body, commit=True) is None:
+                return Outcome.DONE  # seen open in this epoch's vote: nobody can have opened another under its name
+            return self._end(epoch, handle)
+        except (Silent, Denied) as error:
+            log.warning("sink %s: the coordinator did not say what became of %s: %s", self._sink.name, handle.id, error)
+            return Outcome.IN_DOUBT
+
+    def _end(self, epoch: Epoch, handle: Handle) -> Outcome:
+        """Ask first, end it if it is open, ask again: the coordinator's word counts, not the answer to EndTxn."""
+        body = handle.body
+        for _ in range(20):
+            now = fate(body, self._coordinator.describe([body["id"]])[body["id"]])
+            if now is Fate.UNKNOWN:
+                now = self._ask_the_topic(body)
+            match now:
+                case Fate.COMMITTED:
+                    return Outcome.DONE
+                case Fate.ABORTED:
+                    return Outcome.GONE
+                case Fate.UNKNOWN:
+                    raise self._unknown(epoch, handle)
+            faults.reach("kafka.ending")
+            refused = self._coordinator.end(body, commit=True)
+            if refused is not None:
+                time.sleep(0.05)  # markers of an end that is under way are being written
+        return Outcome.IN_DOUBT
+
+    def _ask_the_topic(self, body: Mapping[str, Any]) -> Fate:
+        if body["first"] is None:
+            return Fate.UNKNOWN
+        topic, partition, offset = body["first"]
+        compacted = self._coordinator.is_compacted(topic)
+        return testify(self._sink.servers, (topic, partition, offset), compacted=compacted)
+
+    def write(self, epoch: Epoch, rows: Rows) -> None:
+        """Send plainly, see that each message arrived."""
+        try:
+            self._plain = self._plain or Plain(self._settings)
+            self._plain.send(self._sink.columns, rows.batches())
+            self._plain.flush()
+        except (Undelivered, KafkaException, ValueError) as error:
+            self._plain = None
+            raise self._failed(error).at(job=self._job, epoch=epoch, sink=self._sink.name) from error
+
+    def rollback(self, *, undecided: bool = True) -> None:
+        """Abort what the failed epoch left open, if surely no decision names it."""
+        for slot in self._open.values():
+            self._drop(slot, abort=undecided)
+        self._open.clear()
+        self._voted.clear()
+
+    # --- orphans
+
+    def orphans(self, before: WriterNumber, *, at_leisure: bool = False) -> tuple[Handle, ...]:
+        """Open transactions of this job and lineage, by writers older than `before`."""
+        if at_leisure and time.monotonic() < self._swept + SWEEP_S and not self._sink.parallel:
+            return ()  # with `parallel`, an attempt that failed may have left one in any epoch
+        self._swept = time.monotonic()
+        try:
+            return self._orphans(before)
+        except (Silent, Denied) as error:
+            if at_leisure:
+                return ()  # the next sweep finds them
+            raise self._no_answer(error) from error
+
+    def _orphans(self, before: WriterNumber) -> tuple[Handle, ...]:
+        lineages = {lineage[:8] for lineage in (self.owner.lineage, *self.owner.ancestors)}
+        held = {slot.id for slot in self._open.values()}
+        owned = [ids.read(name) for name in self._coordinator.open_ids()]
+        old = [
+            one.id
+            for one in owned
+            if one is not None
+            and (one.job, one.sink) == (self._job, self._sink.name)
+            and (one.lineage in lineages and one.writer < before)
+            and one.id not in held
+        ]
+        found = self._coordinator.describe(old)
+        return tuple(self._handle(one, 0, (), None) for one in found.values() if one and one.state == ONGOING)
+
+    def abort(self, handle: Handle) -> None:
+        """Undo one orphan, and see that it is undone."""
+        body = handle.body
+        try:
+            for _ in range(20):
+                if fate(body, self._coordinator.describe([body["id"]])[body["id"]]) is not Fate.OPEN:
+                    return
+                if self._coordinator.end(body, commit=False) is not None:
+                    time.sleep(0.05)
+        except (Silent, Denied) as error:
+            raise self._no_answer(error) from error
+
+    def close(self) -> None:
+        """Let go of producers and connection; what is open stays open."""
+        self._slots.clear()
+        self._open.clear()
+        self._plain = None
+        self._coordinator.close()
+
+    # --- pieces
+
+    def _free_slot(self, epoch: Epoch) -> Slot:
+        """A producer whose last epoch is done for good: in steady state, two take turns."""
+        for slot in self._slots:
+            if slot.is_free(epoch):
+                return slot
+        owner = self.owner
+        name = ids.name(
+            self._sink.prefix, self._job, owner.lineage, owner.writer, sink=self._sink.name, slot=str(self._made)
+        )
+        self._made += 1
+        slot = Slot(name, self._settings, self._timeout_ms)
+        self._slots.append(slot)
+        return slot
+
+    def _drop(self, slot: Slot | None, *, abort: bool = True) -> None:
+        """After any error a producer is not used again, nor its id."""
+        if slot is None:
+            return
+        self._slots = [other for other in self._slots if other is not slot]
+        if abort:
+            try:
+                slot.abort()
+            except KafkaException as error:
+                log.info("sink %s: %s stays open: %s", self._sink.name, slot.id, error.args[0].name())
+
+    def _handle(self, found: Transaction, rows: int, kept: Any, first: tuple[str, int, int] | None) -> Handle:
+        """Its id is made of what the coordinator says, so that an orphan is known to be a decided one, or not."""
+        body = {
+            "id": found.id,
+            "pid": found.pid,
+            "epoch": found.epoch,
+            "started_ms": found.started_ms,
+            "timeout_ms": found.timeout_ms,
+            "end_version": self._coordinator.end_version(),
+            "first": list(first) if first else None,
+        }
+        name = f"{found.id}:{found.pid}:{found.epoch}:{found.started_ms}"
+        return Handle(id=name, sink=self._sink.name, rows=rows, kept=kept, body=body)
+
+    def _ended(self, epoch: Epoch) -> FencepostError:
+        return EpochFailed(
+            "vote_failed",
+            "The broker has ended a transaction already.",
+            next="Start the job again; if it stays, transaction_timeout is too short for an epoch.",
+        ).at(job=self._job, epoch=epoch, sink=self._sink.name)
+
+    def _warn_if_old(self, handle: Handle) -> None:
+        age = time.time() * 1000 - handle.body["started_ms"]
+        if age > handle.body["timeout_ms"] / 2:
+            log.warning(
+                "job %s, sink %s: a decided transaction is %.0f s old; the broker aborts it after %.0f s%s",
+                self._job,
+                self._sink.name,
+                age / 1000,
+                handle.body["timeout_ms"] / 1000,
+                ", and its rows are then written again" if handle.kept else "",
+            )
+
+    def _failed(self, error: Exception) -> FencepostError:
+        if isinstance(error, Undelivered):
+            return explained(error.error, error.where)
+        if isinstance(error, KafkaException):
+            return explained(error.args[0])
+        if isinstance(error, Denied):
+            return not_authorised(str(error))
+        if isinstance(error, ValueError):
+            return TargetRefused(
+                "bad_message",
+                "A row cannot become a message: it has no topic, or the serializer failed.",
+                safe=EpochFailed.safe,
+                next="Mend the topic column or the serializer, then start the job again.",
+            )
+        return EpochFailed(
+            "target_silent",
+            f"The brokers do not answer: {error}.",
+            next="See that they are up and reachable; the epoch runs again.",
+        )
+
+    def _no_answer(self, error: Exception) -> FencepostError:
+        return Retryable(
+            "target_silent",
+            f"The Kafka cluster does not answer: {error}.",
+            next="See that the brokers are up, that servers=… is right and, if they want it, security=…; "
+            "then start the job again.",
+            safe="Safe: nothing was written; what is decided will be finished.",
+        ).at(job=self._job, sink=self._sink.name)
+
+    def _unknown(self, epoch: Epoch, handle: Handle) -> FencepostError:
+        return OperatorNeeded(
+            "outcome_unknown",
+            f"Nobody can tell any more whether transaction {handle.body['id']} with {handle.rows} rows was committed: "
+            "the coordinator has forgotten it, and its first message is no longer in the topic or cannot be read.",
+            next="Look into the topic for the rows of this epoch (`fencepost tx show` says where they began), then "
+            "settle it with `fencepost tx`.",
+        ).at(job=self._job, epoch=epoch, sink=self._sink.name)

@@ -1,0 +1,66 @@
+"""Asks the topic itself whether a transaction was committed: is its first message there for a reader of committed ones?
+
+The coordinator forgets: an id expires after a week, or is initialised by somebody else. The log does not, until
+retention or compaction takes the message; then nobody knows, and nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+
+from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, TopicPartition
+
+from fencepost.kafka_servers import Servers
+from fencepost.sinks.kafka.outcome import Fate
+
+PATIENCE_S = 15.0
+
+log = logging.getLogger("fencepost.librdkafka")
+
+
+def testify(servers: Servers, where: tuple[str, int, int], *, compacted: bool) -> Fate:
+    """Read on from the transaction's first message."""
+    topic, number, offset = where
+    place = TopicPartition(topic, number, offset)
+    consumer = Consumer(
+        {
+            **servers.for_writing(),
+            "group.id": f"fencepost-witness-{uuid.uuid4().hex}",  # the client wants one; nothing is ever stored in it
+            "enable.auto.commit": False,
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+            "auto.offset.reset": "error",
+            "logger": log,
+        }
+    )
+    try:
+        low, _ = consumer.get_watermark_offsets(place, timeout=PATIENCE_S)
+        if low == OFFSET_INVALID or low > offset:
+            return Fate.UNKNOWN
+        consumer.assign([place])
+        return _first_seen(consumer, offset, compacted=compacted)
+    except KafkaException:
+        return Fate.UNKNOWN
+    finally:
+        consumer.close()
+
+
+def _first_seen(consumer: Consumer, offset: int, *, compacted: bool) -> Fate:
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        message = consumer.poll(0.5)
+        if message is None:
+            continue
+        error, at = message.error(), message.offset() or 0
+        if error is None and at == offset:
+            return Fate.COMMITTED
+        if error is not None and error.code() != KafkaError._PARTITION_EOF:
+            return Fate.UNKNOWN
+        # Something behind it, or the end: readers have passed it. At the end of a transaction that is still open they
+        # have not, and stand at its first message.
+        if at > offset:
+            return Fate.UNKNOWN if compacted else Fate.ABORTED
+        return Fate.OPEN
+    return Fate.UNKNOWN
