@@ -3,10 +3,10 @@ python := .venv/bin/python
 N ?= 20
 ARGS ?=
 
-.PHONY: help demo test lint model kill kafka bench jar wheel clean setup
+.PHONY: help demo test lint model kill kafka bench bench-kafka jar wheel clean setup
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: setup ## watch a job be killed and count right all the same
 	@$(python) -m fencepost demo $(ARGS)
@@ -30,7 +30,10 @@ kafka: setup ## run a local Kafka broker until Ctrl-C
 	@$(python) -m fencepost.prove.rig.kafka $(ARGS)
 
 bench: setup ## measure beside plain Spark
-	@$(python) bench $(ARGS)
+	@$(python) -m bench $(ARGS)
+
+bench-kafka: setup ## measure Kafka to Kafka beside plain Spark's own sink
+	@$(python) -m bench.kafka $(ARGS)
 
 jar: setup ## build spark/fencepost.jar from java/ (needs a JDK 17)
 	@$(python) java/build.py $(ARGS)

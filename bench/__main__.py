@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import shutil
 import sqlite3
 import statistics
@@ -21,21 +20,17 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyspark
+from bench.common import facts, fsync_ms, save, timed_effects
 from pyarrow import parquet
 from pyspark.sql import SparkSession
 
 import fencepost as fp
-from fencepost import perform
 from fencepost.spark import session
 
 ROWS_PER_FILE, KEYS = 2000, 500
@@ -180,28 +175,6 @@ def say(text: str) -> None:
         print(text.ljust(100), end="\r", file=sys.stderr)
 
 
-@contextmanager
-def timed_effects() -> Iterator[dict[str, list[float]]]:
-    """Time every effect of the protocol at the one place where effects are done."""
-    plain, times = dict(perform._DO), defaultdict[str, list[float]](list)
-
-    def timed(do: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-        def run(performer: Any, effect: Any) -> Any:
-            began = time.perf_counter()
-            try:
-                return do(performer, effect)
-            finally:
-                times[effect.point].append((time.perf_counter() - began) * 1000)
-
-        return run
-
-    perform._DO = {kind: timed(do) for kind, do in plain.items()}  # type: ignore[misc]
-    try:
-        yield times
-    finally:
-        perform._DO = plain  # type: ignore[misc]
-
-
 def put_files(folder: Path, count: int) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -211,38 +184,6 @@ def put_files(folder: Path, count: int) -> None:
         path = folder / f"{number:05}.json"
         path.write_text("".join(lines))
         os.utime(path, (1_700_000_000 + number,) * 2)
-
-
-def fsync_ms(folder: Path) -> float:
-    """What one small write and fsync cost here."""
-    times = []
-    for number in range(50):
-        with open(folder / f"fsync-{number}", "wb") as file:
-            file.write(b"x" * 500)
-            file.flush()
-            began = time.perf_counter()
-            os.fsync(file.fileno())
-            times.append((time.perf_counter() - began) * 1000)
-    return statistics.median(times)
-
-
-def facts(bench: Bench, fsync: float, load: tuple[float, float, float]) -> dict[str, Any]:
-    java = bench.spark._jvm.java.lang.System
-    return {
-        "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "cores": len(os.sched_getaffinity(0)),
-        "load before": round(load[0], 2),
-        "load after": round(os.getloadavg()[0], 2),
-        "machine": platform.machine(),
-        "kernel": platform.release(),
-        "fsync ms": round(fsync, 2),
-        "python": platform.python_version(),
-        "java": java.getProperty("java.version"),
-        "pyspark": pyspark.__version__,
-        "pyarrow": pa.__version__,
-        "sqlite": sqlite3.sqlite_version,
-        "fencepost": fp.__version__,
-    }
 
 
 def report(samples: dict[tuple[str, str], Sample], steps: Any) -> list[dict[str, Any]]:
@@ -299,7 +240,7 @@ def main() -> None:
         with timed_effects() as times:
             bench = Bench(spark, folder, times)
             samples, steps = measure(bench, chosen.epochs, chosen.warmup, chosen.rounds)
-            found = facts(bench, fsync, load)
+            found = facts(spark, fsync, load)
     finally:
         spark.stop()
         shutil.rmtree(folder)
@@ -307,10 +248,7 @@ def main() -> None:
     print("\n" + ", ".join(f"{name} {value}" for name, value in found.items()))
     print(f"{chosen.rounds} rounds of {chosen.epochs} epochs, {time.monotonic() - began:.0f} s")
     if chosen.save:
-        path = Path(__file__).parent / "results" / f"{datetime.now(UTC):%Y-%m-%d}.json"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps({"facts": found, "results": results}, indent=1) + "\n")
-        print(f"saved to {path}")
+        print(f"saved to {save('', found, results)}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The command line: `fencepost demo`, `fencepost check`."""
+"""The command line: `fencepost demo`, `fencepost check`, `fencepost tx`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 import fencepost
+from fencepost.cli.tx import tx
 from fencepost.errors import FencepostError
 
 
@@ -41,6 +42,9 @@ def check(file: Path) -> None:
     from fencepost.cli.check import run_check  # noqa: PLC0415 - as above
 
     sys.exit(run_check(file))
+
+
+cli.add_command(tx)
 
 
 def main() -> None:

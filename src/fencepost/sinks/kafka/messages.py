@@ -19,8 +19,13 @@ Serializer = Callable[[Mapping[str, Any]], bytes | None]
 
 _dump = partial(json.dumps, ensure_ascii=False, separators=(",", ":"))
 
-WHOLE_SLICE = 8 << 20
-"""Bytes of rows that are handed to the client at once: its queue is bounded by messages, not by their size."""
+SLICE_BYTES = 8 << 20
+SLICE_ROWS = 10_000
+"""Rows that are handed to the client at once."""
+
+
+class BadMessage(Exception):
+    """A row cannot become a message. Says which step failed, never what a row holds."""
 
 
 class Message(NamedTuple):
@@ -88,8 +93,8 @@ class Columns:
             return [str(self.topic)] * batch.num_rows
         found: list[str | None] = batch.column(self.topic_column).to_pylist()
         if None in found and self.topic is None:
-            raise ValueError("a row without a topic")
-        return [name or str(self.topic) for name in found]
+            raise BadMessage("it has no topic")
+        return [str(self.topic) if name is None else name for name in found]
 
     def _keys(self, batch: pa.RecordBatch) -> list[bytes | str | None]:
         if self.key is None:
@@ -126,7 +131,7 @@ class Columns:
 
 def slices(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """Pieces that are small enough to be waited for one by one."""
-    rows = max(1, batch.num_rows * WHOLE_SLICE // max(batch.nbytes, 1))
+    rows = min(SLICE_ROWS, max(1, batch.num_rows * SLICE_BYTES // max(batch.nbytes, 1)))
     for start in range(0, batch.num_rows, rows):
         yield batch.slice(start, rows)
 

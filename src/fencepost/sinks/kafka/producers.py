@@ -19,7 +19,8 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from fencepost.errors import EpochFailed, FencepostError, Refused, TargetRefused
 from fencepost.protocol.records import Epoch
-from fencepost.sinks.kafka.messages import Columns, slices
+from fencepost.sinks.contract import place_of
+from fencepost.sinks.kafka.messages import BadMessage, Columns, slices
 
 log = logging.getLogger("fencepost.librdkafka")
 
@@ -28,7 +29,9 @@ DELIVERY_S = 60
 """How long the client itself waits for brokers that are away; a shorter absence is not even noticed."""
 COMMIT_S = 15.0
 WAITING = 50_000
-"""Messages that may wait in the client's queue before we wait for it."""
+"""Messages that may wait in the client's queue before we wait for it; it takes 100,000."""
+WAITING_BYTES = 256 << 20
+"""Bytes of rows after which it has to be empty once."""
 
 
 class Undelivered(Exception):
@@ -56,6 +59,8 @@ class Plain:
             }
         )
         self._reports: dict[KafkaError | None, Message] = {}
+        self._handed = 0
+        """Bytes of rows since the queue was last empty."""
 
     def send(self, columns: Columns, batches: Iterable[pa.RecordBatch]) -> None:
         """Hand rows to the client; an error of an earlier one ends it."""
@@ -64,20 +69,33 @@ class Plain:
         report = self._reports.setdefault
         for batch in batches:
             for rows in slices(batch):
-                messages = columns.messages(rows)
-                if columns.headers is None:
-                    self._send_together(messages, report)
-                else:
-                    for one in messages:
-                        self._one(one, report)
-                while len(self._producer) > WAITING:
+                self._hand_over(columns, rows, report)
+                self._handed += rows.nbytes
+                while (waiting := len(self._producer)) > (WAITING if self._handed < WAITING_BYTES else 0):
                     self._producer.poll(0.05)
+                if not waiting:
+                    self._handed = 0
             if any(self._reports):
                 break
 
+    def _hand_over(self, columns: Columns, rows: pa.RecordBatch, report: Any) -> None:
+        """Make the messages of a few rows and queue them."""
+        try:
+            messages = columns.messages(rows)
+            if columns.headers is None and columns.partition is None:
+                self._send_together(messages, report)
+                return
+            # `produce_batch` takes no headers, and does not look at a message's partition, although it says so.
+            for one in messages:
+                self._one(one, report)
+        except (BadMessage, Undelivered, KafkaException):
+            raise
+        except Exception as error:  # noqa: BLE001 - a serializer is the user's; its words may quote a row
+            raise BadMessage(place_of(error)) from None
+
     def _send_together(self, messages: Iterable[Any], report: Any) -> None:
         for topic, group in groupby(messages, key=lambda message: message.topic):
-            together = [{"key": m.key, "value": m.value, "partition": m.partition} for m in group]
+            together = [{"key": m.key, "value": m.value} for m in group]
             if self._producer.produce_batch(topic, together, on_delivery=report) != len(together):
                 failed = next(message for message in together if "_error" in message)
                 raise Undelivered(failed["_error"], f"topic {topic!r}, {_size(failed['key'], failed['value'])}")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -24,8 +25,9 @@ from fencepost.rows import Rows
 from fencepost.sinks.contract import OutputMode, Session
 from fencepost.sinks.kafka import ids
 from fencepost.sinks.kafka.coordinator import ONGOING, Coordinator, Denied, Silent, Transaction
+from fencepost.sinks.kafka.messages import BadMessage
 from fencepost.sinks.kafka.outcome import Fate, fate
-from fencepost.sinks.kafka.parallel import RowsOfUnit, unit_rows
+from fencepost.sinks.kafka.parallel import DEFAULT_TIMEOUT_MS, RowsOfUnit, unit_rows
 from fencepost.sinks.kafka.producers import Plain, Slot, Undelivered, explained, not_authorised, timeout_too_long
 from fencepost.sinks.kafka.sink import KafkaSink
 from fencepost.sinks.kafka.witness import testify
@@ -75,6 +77,8 @@ class KafkaSession(Session):
     def _check_timeout(self, largest: int | None) -> None:
         if self._sink.timeout_ms is None:
             self._timeout_ms = min(LONGEST_MS, largest or LONGEST_MS)
+            if self._sink.parallel and self._timeout_ms < DEFAULT_TIMEOUT_MS:
+                raise timeout_too_long(f": by default {DEFAULT_TIMEOUT_MS} ms in tasks, and they allow {largest} ms")
         elif largest is not None and self._sink.timeout_ms > largest:
             raise timeout_too_long(f": {self._sink.timeout_ms} ms, and they allow {largest} ms")
         if self._timeout_ms < SHORT_MS:
@@ -118,9 +122,12 @@ class KafkaSession(Session):
             first = slot.flush()
             faults.reach("kafka.flushed")
             found = self._coordinator.describe([slot.id])[slot.id]
-        except (Undelivered, KafkaException, Silent, Denied, ValueError) as error:
+        except (BadMessage, Undelivered, KafkaException, Silent, Denied) as error:
             self._drop(slot)
             raise self._failed(error).at(job=self._job, epoch=epoch, sink=self._sink.name) from error
+        except BaseException:  # a staged file that cannot be read, a cancelled client
+            self._drop(slot)
+            raise
         if found is None or found.state != ONGOING:
             self._drop(slot)
             raise self._ended(epoch)
@@ -150,7 +157,13 @@ class KafkaSession(Session):
 
     def again(self, epoch: Epoch, lost: Handle, rows: Rows) -> Handle | None:
         """Once more, from the driver; of rows that tasks kept, those of the lost transaction."""
-        return self.pre_commit(epoch, RowsOfUnit(rows, lost.body["id"]) if self._sink.parallel else rows)
+        if not self._sink.parallel:
+            return self.pre_commit(epoch, rows)
+        unit = lost.body.get("unit", lost.body["id"])  # what is lost may itself have been written again
+        fresh = self.pre_commit(epoch, RowsOfUnit(rows, unit))
+        assert fresh is not None, "the kept rows are not those of the lost transaction"
+        assert fresh.rows == lost.rows, "the kept rows are not those of the lost transaction"
+        return replace(fresh, body={**fresh.body, "unit": unit})
 
     def verify(self, epoch: Epoch, handles: tuple[Handle, ...]) -> tuple[str, ...]:
         """The question was asked at the end of the pre-commit, once for everything that a handle needs."""
@@ -174,7 +187,7 @@ class KafkaSession(Session):
             try:
                 slot.commit()
             except KafkaException as error:
-                self._drop(slot)
+                self._drop(slot, abort=False)
                 log.info("sink %s: a producer could not commit (%s)", self._sink.name, error.args[0].name())
             else:
                 return Outcome.DONE
@@ -190,8 +203,8 @@ class KafkaSession(Session):
         """Ask first, end it if it is open, ask again: the coordinator's word counts, not the answer to EndTxn."""
         body = handle.body
         for _ in range(20):
-            now = fate(body, self._coordinator.describe([body["id"]])[body["id"]])
-            if now is Fate.UNKNOWN:
+            known = now = fate(body, self._coordinator.describe([body["id"]])[body["id"]])
+            if known is Fate.UNKNOWN:
                 now = self._ask_the_topic(body)
             match now:
                 case Fate.COMMITTED:
@@ -201,8 +214,9 @@ class KafkaSession(Session):
                 case Fate.UNKNOWN:
                     raise self._unknown(epoch, handle)
             faults.reach("kafka.ending")
-            refused = self._coordinator.end(body, commit=True)
-            if refused is not None:
+            # Open by the word of the topic alone: readers wait there, perhaps for another. What the coordinator holds
+            # under our name is not ours then, and must not be committed.
+            if known is Fate.UNKNOWN or self._coordinator.end(body, commit=True) is not None:
                 time.sleep(0.05)  # markers of an end that is under way are being written
         return Outcome.IN_DOUBT
 
@@ -219,7 +233,7 @@ class KafkaSession(Session):
             self._plain = self._plain or Plain(self._settings)
             self._plain.send(self._sink.columns, rows.batches())
             self._plain.flush()
-        except (Undelivered, KafkaException, ValueError) as error:
+        except (BadMessage, Undelivered, KafkaException) as error:
             self._plain = None
             raise self._failed(error).at(job=self._job, epoch=epoch, sink=self._sink.name) from error
 
@@ -345,10 +359,10 @@ class KafkaSession(Session):
             return explained(error.args[0])
         if isinstance(error, Denied):
             return not_authorised(str(error))
-        if isinstance(error, ValueError):
+        if isinstance(error, BadMessage):
             return TargetRefused(
                 "bad_message",
-                "A row cannot become a message: it has no topic, or the serializer failed.",
+                f"A row cannot become a message: {error}.",
                 safe=EpochFailed.safe,
                 next="Mend the topic column or the serializer, then start the job again.",
             )

@@ -13,15 +13,28 @@ import uuid
 from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, TopicPartition
 
 from fencepost.kafka_servers import Servers
+from fencepost.sinks.kafka.coordinator import Silent
 from fencepost.sinks.kafka.outcome import Fate
 
 PATIENCE_S = 15.0
+PASSING = frozenset(
+    {
+        KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._RESOLVE,
+        KafkaError._TIMED_OUT,
+        KafkaError._TRANSPORT,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.REQUEST_TIMED_OUT,
+    }
+)
+"""The partition's broker is away: it may still tell, later."""
 
 log = logging.getLogger("fencepost.librdkafka")
 
 
 def testify(servers: Servers, where: tuple[str, int, int], *, compacted: bool) -> Fate:
-    """Read on from the transaction's first message."""
+    """Read on from the transaction's first message; raise `Silent` if the topic does not answer now."""
     topic, number, offset = where
     place = TopicPartition(topic, number, offset)
     consumer = Consumer(
@@ -41,8 +54,8 @@ def testify(servers: Servers, where: tuple[str, int, int], *, compacted: bool) -
             return Fate.UNKNOWN
         consumer.assign([place])
         return _first_seen(consumer, offset, compacted=compacted)
-    except KafkaException:
-        return Fate.UNKNOWN
+    except KafkaException as error:
+        return _no_answer(error.args[0])
     finally:
         consumer.close()
 
@@ -57,10 +70,16 @@ def _first_seen(consumer: Consumer, offset: int, *, compacted: bool) -> Fate:
         if error is None and at == offset:
             return Fate.COMMITTED
         if error is not None and error.code() != KafkaError._PARTITION_EOF:
-            return Fate.UNKNOWN
+            return _no_answer(error)
         # Something behind it, or the end: readers have passed it. At the end of a transaction that is still open they
         # have not, and stand at its first message.
         if at > offset:
             return Fate.UNKNOWN if compacted else Fate.ABORTED
         return Fate.OPEN
+    raise Silent("the topic could not be read")
+
+
+def _no_answer(error: KafkaError) -> Fate:
+    if error.code() in PASSING:
+        raise Silent(error.name())
     return Fate.UNKNOWN

@@ -1,0 +1,114 @@
+"""`fencepost tx`, as typed. What the commands do is in `tx_commands`, which needs Kafka's clients."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import click
+
+from fencepost.errors import BadConfig
+from fencepost.kafka_servers import Servers
+
+_FOLDER = click.Path(path_type=Path)
+
+servers = click.option("--servers", help="host:port of the brokers, separated by commas.")
+config = click.option(
+    "--config", type=_FOLDER, help="A client's properties file: how to log in, and bootstrap.servers."
+)
+checkpoint = click.option(
+    "--checkpoint", type=_FOLDER, help="The job's checkpoint: its ledger tells what is decided. Only read."
+)
+yes = click.option("--yes", is_flag=True, help="Do it. Without it the plan is printed and nothing is done.")
+
+
+@click.group()
+def tx() -> None:
+    """Look at open Kafka transactions, and end them by hand.
+
+    Ids are seen as far as the user may see them: DESCRIBE on transactional ids. Exit code 2: it could not be done.
+    """
+
+
+@tx.command("list")
+@servers
+@config
+@click.option("--checkpoint", "checkpoints", type=_FOLDER, multiple=True, help="A job's checkpoint; may be repeated.")
+@click.option("--all", "every", is_flag=True, help="Also transactions that are not fencepost's.")
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+def list_command(
+    servers: str | None, config: Path | None, checkpoints: tuple[Path, ...], every: bool, as_json: bool
+) -> None:
+    """List open transactions: whose they are, whether they are decided, what is safe to do."""
+    sys.exit(_commands().list_transactions(_cluster(servers, config), checkpoints, every=every, as_json=as_json))
+
+
+@tx.command()
+@click.argument("id")
+@servers
+@config
+@checkpoint
+def show(id: str, servers: str | None, config: Path | None, checkpoint: Path | None) -> None:  # noqa: A002 - ID
+    """Say all that is known of ID, and what recovery will do with it."""
+    sys.exit(_commands().show(_cluster(servers, config), id, checkpoint))
+
+
+@tx.command()
+@click.argument("id")
+@servers
+@config
+@checkpoint
+@yes
+def commit(id: str, servers: str | None, config: Path | None, checkpoint: Path | None, yes: bool) -> None:  # noqa: A002
+    """Commit ID, if the checkpoint's open decision names it; otherwise refuse.
+
+    Recovery would do the same: whoever comes second finds it done. The ledger is only read; a job that is started later
+    takes over as ever.
+    """
+    sys.exit(_commands().commit(_cluster(servers, config), id, checkpoint, yes=yes))
+
+
+@tx.command()
+@click.argument("id")
+@servers
+@config
+@checkpoint
+@yes
+@click.option("--accept-loss", is_flag=True, help="Also abort what is decided, or may be.")
+def abort(  # noqa: PLR0917 - click calls it by keyword
+    id: str,  # noqa: A002
+    servers: str | None,
+    config: Path | None,
+    checkpoint: Path | None,
+    yes: bool,
+    accept_loss: bool,
+) -> None:
+    """Abort ID, if no decision names it; otherwise refuse."""
+    sys.exit(_commands().abort(_cluster(servers, config), id, checkpoint, yes=yes, accept_loss=accept_loss))
+
+
+@tx.command("find-hanging")
+@servers
+@config
+def find_hanging(servers: str | None, config: Path | None) -> None:
+    """Find transactions, of any program, that the brokers should have ended; exit code 1 if there are some."""
+    sys.exit(_commands().find_hanging(_cluster(servers, config)))
+
+
+def _commands() -> ModuleType:
+    try:
+        from fencepost.cli import tx_commands  # noqa: PLC0415 - its clients are an extra
+    except ImportError as error:
+        raise BadConfig(
+            "no_kafka_client",
+            "The Kafka clients are not installed.",
+            next="pip install 'fencepost[kafka]'",
+        ) from error
+    return tx_commands
+
+
+def _cluster(servers: str | None, config: Path | None) -> Servers | None:
+    from fencepost.cli.properties import servers_of  # noqa: PLC0415 - not needed to print help
+
+    return servers_of(servers, config)

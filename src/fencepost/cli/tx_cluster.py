@@ -1,0 +1,89 @@
+"""One Kafka cluster, as `fencepost tx` asks it: its silence and its refusals become four lines."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from fencepost.errors import BadConfig, Retryable, TargetRefused
+from fencepost.kafka_servers import Servers
+from fencepost.protocol.records import Handle
+from fencepost.sinks.kafka import inventory
+from fencepost.sinks.kafka.coordinator import Coordinator, Denied, Silent, Transaction
+from fencepost.sinks.kafka.inventory import Row
+from fencepost.sinks.kafka.outcome import Fate, fate
+from fencepost.sinks.kafka.witness import testify
+
+PATIENCE_S = 6.0
+UNTOUCHED = "Safe: nothing was changed."
+
+
+class Cluster:
+    """The coordinator, and the topics where it has forgotten."""
+
+    def __init__(self, servers: Servers) -> None:
+        self.servers = servers
+        self.coordinator = Coordinator(servers, patience=PATIENCE_S)
+
+    def fate_of(self, handle: Handle, found: Transaction | None = None) -> Fate:
+        """What became of a decided transaction: by the coordinator's memory, else by the topic's."""
+        now = fate(handle.body, found)
+        if now is Fate.UNKNOWN and handle.body["first"] is not None:
+            topic, partition, offset = handle.body["first"]
+            compacted = self.coordinator.is_compacted(topic)
+            now = testify(self.servers, (topic, partition, offset), compacted=compacted)
+        return now
+
+    def others(self, row: Row) -> Mapping[str, Transaction | None]:
+        """What the coordinator says of everything in the open decision."""
+        assert row.ledger is not None
+        return self.coordinator.describe(handle.body["id"] for handle in inventory.decided(row.ledger.state))
+
+    def end(self, body: Mapping[str, Any], *, commit: bool) -> Fate:
+        """End it and look again: the coordinator's word counts, not the answer to the request."""
+        now = Fate.OPEN
+        for _ in range(20):
+            if self.coordinator.end(body, commit=commit) is not None:
+                time.sleep(0.05)  # the markers of an end are being written
+            now = fate(body, self.coordinator.describe([body["id"]])[body["id"]])
+            if now is not Fate.OPEN:
+                break
+        return now
+
+
+@contextmanager
+def ask(servers: Servers | None) -> Iterator[Cluster]:
+    """A cluster; its silence and its refusals become four lines."""
+    if servers is None:
+        raise no_servers()
+    cluster = Cluster(servers)
+    try:
+        yield cluster
+    except Silent as error:
+        raise Retryable(
+            "target_silent",
+            f"The Kafka cluster does not answer: {error}.",
+            safe="Safe: a decided transaction stays decided. If an end was asked for, look again whether it happened.",
+            next="See that the brokers are up and that --servers and --config are right, then try again.",
+        ) from error
+    except Denied as error:
+        raise TargetRefused(
+            "not_authorised",
+            f"The cluster refuses us: {error}.",
+            safe=UNTOUCHED,
+            next="Looking needs DESCRIBE on the transactional id, ending it WRITE. Grant them, or mend --config.",
+        ) from error
+    finally:
+        cluster.coordinator.close()
+
+
+def no_servers() -> BadConfig:
+    """Neither the options nor the file name one."""
+    return BadConfig(
+        "no_servers",
+        "No Kafka server is named.",
+        safe=UNTOUCHED,
+        next="Give --servers host:9092, or --config with bootstrap.servers in it.",
+    )
