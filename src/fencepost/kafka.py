@@ -25,7 +25,7 @@ class Kafka(Sink):
 
     As a source it has Spark's own columns (key, value, topic, partition, offset, timestamp); aborted transactions of
     other writers are not read. As a sink an epoch is one transaction. The mistake people make: reading the result with
-    a consumer whose isolation.level is read_uncommitted, the default of most clients. It sees rows that were never
+    a consumer whose isolation.level is read_uncommitted, the default of Kafka's own. It sees rows that were never
     decided; set read_committed.
     """
 

@@ -37,8 +37,8 @@ def fresh(folder: Path, targets: tuple[str, ...], number: int, **settings: objec
 @pytest.fixture(autouse=True)
 def _brokers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker, for tests whose targets are topics."""
-    targets = request.node.callspec.params.get("targets", ()) if hasattr(request.node, "callspec") else ()
-    if not {"kafka", "hasty"}.isdisjoint(targets):
+    params = request.node.callspec.params if hasattr(request.node, "callspec") else {}
+    if not {"kafka", "hasty"}.isdisjoint({*params.get("targets", ()), params.get("name")}):
         monkeypatch.setenv(BROKER, request.getfixturevalue("broker").servers)
 
 

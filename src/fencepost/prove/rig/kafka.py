@@ -346,6 +346,7 @@ def main(arguments: list[str]) -> int:
     """A broker in the foreground, for a user's own trials."""
     parser = argparse.ArgumentParser(description="Run a local Kafka broker until Ctrl-C; its data goes with it.")
     parser.add_argument("--port", type=int, help="by default 9092, or any if that is taken")
+    parser.add_argument("--topics", nargs="+", default=["lines", "counts"], help="made at once: lines counts")
     chosen = parser.parse_args(arguments)
     port = chosen.port if chosen.port is not None else 9092 * is_free(9092)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -356,9 +357,14 @@ def main(arguments: list[str]) -> int:
             tempfile.TemporaryDirectory(prefix="fencepost-kafka-") as folder,
             Broker(Path(folder), port=port) as broker,
         ):
-            print(f"Kafka 4.3.0 answers at {broker.servers}; Ctrl-C ends it and drops its data.", flush=True)
+            for topic in chosen.topics:
+                broker.create_topic(topic)
+            client = f"{os.path.relpath(sys.executable)} -m kafka"
             print(
-                f"Read a topic:\n  {sys.executable} -m kafka.consumer -b {broker.servers} -t TOPIC {COMMITTED}",
+                f"Kafka 4.3.0 answers at {broker.servers}; Ctrl-C ends it and drops its data.\n"
+                f"Topics: {', '.join(chosen.topics)}. In other terminals:\n"
+                f"  {client}.producer -b {broker.servers} -t {chosen.topics[0]}\n"
+                f"  {client}.consumer -b {broker.servers} -t {chosen.topics[-1]} {COMMITTED}",
                 flush=True,
             )
             broker.wait()
