@@ -23,7 +23,7 @@ lint: setup ## check style and types
 model: setup ## run the protocol through every crash, in memory
 	@$(python) -m fencepost.prove.model $(ARGS)
 
-kill: setup ## kill a real job N times and count its output (N=20)
+kill: setup ## kill a real job N times and count its output (N=20 ARGS="--workload kafka")
 	@$(python) -m fencepost.prove.kill $(N) $(ARGS)
 
 kafka: setup ## run a local Kafka broker until Ctrl-C

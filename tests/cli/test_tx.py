@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from confluent_kafka import Producer
+from confluent_kafka import Producer, TopicPartition
 from killing import Scene, wait, wait_until_stopped
 from topics import read
 
@@ -338,7 +338,7 @@ def test_it_logs_in_by_a_properties_file_and_says_no_secret(scene: Topics, tmp_p
 
     assert 0 == show("app", "app-secret")[0]
     code, text = show("weak", "weak-secret")
-    assert (2, True) == (code, "[not_authorised]" in text)
+    assert (2, True) == (code, "[not_allowed]" in text)
     config.write_text("bootstrap.servers localhost-secret\n")
     code, text = typed("list", "--config", str(config))
     assert (2, True, False) == (code, "[bad_config_line]" in text, "localhost-secret" in text)
@@ -352,3 +352,37 @@ def test_one_that_outlived_its_timeout_hangs(scene: Topics, monkeypatch: pytest.
     monkeypatch.setattr(tx_commands, "now_ms", lambda: (time.time() + 1000) * 1000)
     code, text = typed("find-hanging", "--servers", scene.broker.servers)
     assert (1, True) == (code, f"{name}: Ongoing for 16 min" in text)
+
+
+@pytest.mark.parametrize("word", ["committed", "lost"])
+def test_what_nobody_can_tell_a_person_settles_and_the_next_start_believes_it(scene: Topics, word: str) -> None:
+    """The topic has lost the first message, somebody took the id: committed before that, or lost by it."""
+    assert VANISHED == scene.run(DECIDED if word == "lost" else "commit.after=kill@2")
+    (handle,) = newest_decision(scene)["handles"]
+    name, (topic, partition, offset) = handle["body"]["id"], handle["body"]["first"]
+    assert 2 == tx(scene, "settle", name, "--as", word, "--yes")[0], "the coordinator still knows"
+    forget(scene, name, TopicPartition(topic, partition, offset + 1))
+    before = scene.seen()
+    assert 4 == scene.run()
+    assert "outcome_unknown" in (scene.folder / "error").read_text()
+    assert (1, True) == ((said := tx(scene, "settle", name, "--as", word))[0], "Nothing was done" in said[1])
+    assert 0 == tx(scene, "settle", name, "--as", word, "--yes")[0]
+    assert 0 == scene.run()
+    more = len(scene.numbers) - 8 + (4 if word == "lost" else 0)
+    assert len(before) + more == len(scene.seen())
+
+
+def newest_decision(scene: Topics) -> dict[str, Any]:
+    records = [json.loads(path.read_text()) for path in scene.records()]
+    return [record["body"] for record in records if record["kind"] == "decision"][-1]
+
+
+def forget(scene: Topics, name: str, eaten: TopicPartition) -> None:
+    """A stranger takes the id, and retention the message that could tell."""
+    other = Producer({"bootstrap.servers": scene.broker.servers, "transactional.id": name})
+    other.init_transactions(30)
+    other.begin_transaction()
+    other.produce(eaten.topic, json.dumps({"id": -1}), partition=eaten.partition)
+    other.commit_transaction(20)
+    admin = scene.broker.admin()
+    admin.delete_records([eaten])[eaten].result(20)

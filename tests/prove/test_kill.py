@@ -9,12 +9,14 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from killing import FENCED, PER_EPOCH, Scene, check_by_path, wait, wait_until_stopped
+from killing import FAILED, FENCED, PER_EPOCH, Scene, check_by_path, wait, wait_until_stopped
 
 from fencepost.guarantee import Guarantee
 from fencepost.prove.targets import BROKER, TARGETS, Box
 
-SETS = [*((name,) for name in TARGETS if name != "hasty"), ("box", "sqlite", "files"), ("kafka", "sqlite")]
+SPECIAL = ("hasty", "naked")
+"""Targets of single tests."""
+SETS = [*((name,) for name in TARGETS if name not in SPECIAL), ("box", "sqlite", "files"), ("kafka", "sqlite")]
 
 
 CRASH = "commit.before=kill@2"
@@ -151,6 +153,16 @@ def test_a_lost_transaction_whose_rows_were_not_kept_makes_the_epoch_run_again(
     assert 0 == scene.run()
     assert scene.is_exact(), scene.verdict()
     assert any('"kind":"void"' in path.read_text() for path in scene.records())
+
+
+def test_a_decision_is_not_voided_because_the_sinks_were_named_in_another_order(tmp_path: Path) -> None:
+    """One of two sinks without kept rows is visible, the other was lost: whoever is asked first, a person chooses."""
+    scene = Scene(tmp_path, ("bare", "naked"))
+    assert -signal.SIGKILL == scene.run("commit.after=kill@3")
+    Box(tmp_path / "bare").lose()
+    Box(tmp_path / "naked").lose()
+    assert FAILED == Scene(tmp_path, ("naked", "bare")).run()
+    assert "partly_lost" in (tmp_path / "error").read_text()
 
 
 def test_the_checker_runs_without_fencepost(tmp_path: Path) -> None:

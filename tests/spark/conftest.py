@@ -46,3 +46,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 def place(tmp_path: Path) -> Place:
     """A folder for one job."""
     return Place(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def archives(request: pytest.FixtureRequest) -> Path:
+    """Where class archives stay from run to run: without them the starts take twice the time."""
+    return request.config.cache.mkdir("classes")

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from fencepost.prove.scene import KILLED, ROWS_PER_FILE, Scene, class_archive, end_group, is_stopped, until
-from fencepost.prove.spark_job import FENCED
+from fencepost.prove.scene import KILLED, Scene, class_archive, end_group, is_stopped, until
+from fencepost.prove.workloads.contract import ROWS_PER_EPOCH
+from fencepost.prove.workloads.files import FilesWorkload
+from fencepost.prove.workloads.process import FENCED
 
 pytestmark = pytest.mark.spark
 
@@ -20,17 +22,16 @@ NOTHING = {"lost": 0, "doubled": 0, "wrong": 0}
 EXACT = {"totals": NOTHING, "rows": NOTHING}
 
 
-@pytest.fixture
-def archives(request: pytest.FixtureRequest) -> Path:
-    """Where class archives stay from run to run: without them the starts take twice the time."""
-    return request.config.cache.mkdir("classes")
+def files_scene(tmp_path: Path, archives: Path, bridge: str = "jvm") -> Scene:
+    archive = class_archive(archives, "files", FilesWorkload, bridge)
+    return Scene(FilesWorkload(tmp_path / "scene"), bridge, archive)
 
 
 def test_kills_before_in_and_after_the_decision_lose_and_double_nothing(tmp_path: Path, archives: Path) -> None:
     """Every kill must have happened; each restart first recovers from the kill before it. The last driver sleeps while
     another takes over: it is fenced when it wakes, and changes nothing.
     """
-    scene = Scene(tmp_path / "scene", archive=class_archive(archives, "jvm"))
+    scene = files_scene(tmp_path, archives)
     first = scene.feed(2)
     kills = {"task": scene.run("", None, "--kill-at-id", str(first + 15))}  # a task of the second epoch
     for fault in (
@@ -44,7 +45,7 @@ def test_kills_before_in_and_after_the_decision_lose_and_double_nothing(tmp_path
         kills[fault] = scene.run(fault)
         if "@4" in fault:
             halves = scene.verdict()
-            assert halves["totals"]["lost"] - halves["rows"]["lost"] == ROWS_PER_FILE
+            assert halves["totals"]["lost"] - halves["rows"]["lost"] == ROWS_PER_EPOCH
     assert dict.fromkeys(kills, KILLED) == kills
 
     scene.feed(1)
@@ -69,7 +70,7 @@ def test_kills_before_in_and_after_the_decision_lose_and_double_nothing(tmp_path
 
 def test_kills_lose_and_double_nothing_without_the_jar(tmp_path: Path, archives: Path) -> None:
     """The same through `foreachBatch`: undecided, then decided and not complete."""
-    scene = Scene(tmp_path / "scene", "foreach_batch", archive=class_archive(archives, "foreach_batch"))
+    scene = files_scene(tmp_path, archives, "foreach_batch")
     scene.feed(3)
     assert [KILLED, KILLED] == [scene.run("precommit.after=kill@2"), scene.run("complete.before=kill")]
     assert 0 == scene.run()
@@ -78,8 +79,8 @@ def test_kills_lose_and_double_nothing_without_the_jar(tmp_path: Path, archives:
 
 def test_the_checker_finds_the_duplicates_of_a_plain_job(tmp_path: Path, archives: Path) -> None:
     """A sabotaged twin: `foreachBatch` and INSERT, killed between the insert and `commits/N`."""
-    scene = Scene(tmp_path / "scene", archive=class_archive(archives, "foreach_batch"))
+    scene = files_scene(tmp_path, archives, "foreach_batch")
     scene.feed(2)
     assert KILLED == scene.run("plain.inserted=kill@2", None, "--plain")
     assert 0 == scene.run("", None, "--plain")
-    assert {"table": NOTHING | {"doubled": ROWS_PER_FILE}} == scene.verdict(f"table:{scene.folder / 'rows.db'}")
+    assert {"table": NOTHING | {"doubled": ROWS_PER_EPOCH}} == scene.verdict(f"table:{scene.folder / 'rows.db'}")

@@ -88,6 +88,28 @@ def abort(  # noqa: PLR0917 - click calls it by keyword
     sys.exit(_commands().abort(_cluster(servers, config), id, checkpoint, yes=yes, accept_loss=accept_loss))
 
 
+@tx.command()
+@click.argument("id")
+@servers
+@config
+@checkpoint
+@click.option("--as", "word", type=click.Choice(["committed", "lost"]), required=True, help="What you found out.")
+@yes
+def settle(  # noqa: PLR0917 - click calls it by keyword
+    id: str,  # noqa: A002
+    servers: str | None,
+    config: Path | None,
+    checkpoint: Path | None,
+    word: str,
+    yes: bool,
+) -> None:
+    """Say what became of ID, where neither the coordinator nor the topic can tell any more (outcome_unknown).
+
+    Look into the topic first: are the rows of the epoch there? The next start of the job believes you.
+    """
+    sys.exit(_commands().settle(_cluster(servers, config), id, checkpoint, word=word, yes=yes))
+
+
 @tx.command("find-hanging")
 @servers
 @config

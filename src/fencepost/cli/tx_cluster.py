@@ -70,7 +70,7 @@ def ask(servers: Servers | None) -> Iterator[Cluster]:
         ) from error
     except Denied as error:
         raise TargetRefused(
-            "not_authorised",
+            "not_allowed",
             f"The cluster refuses us: {error}.",
             safe=UNTOUCHED,
             next="Looking needs DESCRIBE on the transactional id, ending it WRITE. Grant them, or mend --config.",

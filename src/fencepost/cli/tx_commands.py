@@ -6,7 +6,6 @@ the ledger: no writer record, so a running driver is not fenced and recovery fin
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,20 +16,17 @@ from rich.markup import escape
 from fencepost import checkpoints
 from fencepost.cli import tx_view as view
 from fencepost.cli.tx_cluster import UNTOUCHED, Cluster, ask, no_servers
-from fencepost.cli.tx_rules import may_abort, may_commit, not_open, out_of_turn
+from fencepost.cli.tx_rules import known_anyway, may_abort, may_commit, no_checkpoint, not_open, out_of_turn
 from fencepost.errors import BadConfig, FencepostError
 from fencepost.kafka_servers import Servers
 from fencepost.protocol.records import Handle
-from fencepost.sinks.kafka import advice, inventory
+from fencepost.sinks.kafka import advice, inventory, settled
 from fencepost.sinks.kafka.coordinator import ONGOING, Denied, Held, Transaction
 from fencepost.sinks.kafka.inventory import Ledger, Row, Verdict
 from fencepost.sinks.kafka.outcome import Fate
 
 LONGEST_MS = 900_000
 """The brokers' usual limit of a transaction, where we may not ask for theirs."""
-
-for client in ("kafka", "fencepost.librdkafka"):
-    logging.getLogger(client).addHandler(logging.NullHandler())  # what counts is said in our own words
 
 
 def now_ms() -> float:
@@ -98,12 +94,7 @@ def commit(servers: Servers | None, name: str, path: Path | None, *, yes: bool) 
     do the same, and will find it done.
     """
     if path is None:
-        raise BadConfig(
-            "no_checkpoint",
-            "Only a checkpoint's ledger can tell that a transaction is decided.",
-            safe=UNTOUCHED,
-            next="Give --checkpoint DIR of the job that opened it.",
-        )
+        raise no_checkpoint()
     out = view.console()
     with ask(servers) as cluster:
         row = _look(cluster, name, path)
@@ -157,6 +148,29 @@ def abort(servers: Servers | None, name: str, path: Path | None, *, yes: bool, a
         )
     out.print(f"{escape(name)} is now: {became.value}.")
     return 0 if became is Fate.ABORTED else 1
+
+
+def settle(servers: Servers | None, name: str, path: Path | None, *, word: str, yes: bool) -> int:
+    """Note a person's word about a decided transaction, if nobody else can tell."""
+    if path is None:
+        raise no_checkpoint()
+    out = view.console()
+    with ask(servers) as cluster:
+        row = _look(cluster, name, path)
+        handle = may_commit(row)
+        now = cluster.fate_of(handle, row.found)
+    if now is not Fate.UNKNOWN:
+        raise known_anyway(now)
+    assert row.ledger is not None
+    then = "its rows count as written" if word == "committed" else advice.if_lost(handle, row.epoch)
+    out.print(f"settle {escape(name)} as {word}: at the next start, {then}")
+    if not yes:
+        return _nothing_done(out)
+    if not settled.settle(path.absolute() / "fencepost" / row.ledger.state.lineage_id, handle.id, word):
+        out.print("It was settled before; that stands.")
+        return 1
+    out.print("Noted. Start the job.")
+    return 0
 
 
 def find_hanging(servers: Servers | None) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fencepost.cli.tx_cluster import UNTOUCHED
-from fencepost.errors import FencepostError, OperatorNeeded, Refused
+from fencepost.errors import BadConfig, FencepostError, OperatorNeeded, Refused
 from fencepost.protocol.records import Handle
 from fencepost.sinks.kafka.advice import if_lost, safe_to_do
 from fencepost.sinks.kafka.coordinator import Transaction
@@ -67,7 +67,28 @@ def not_open(row: Row, handle: Handle, now: Fate) -> FencepostError:
     return OperatorNeeded(
         "outcome_unknown",
         "Neither the coordinator nor the topic can tell whether it was committed.",
-        next="Look into the topic for the rows of this epoch; `fencepost tx show` says where they began.",
+        next="Look into the topic for the rows of this epoch (`fencepost tx show` says where they began), then say "
+        "what you found: `fencepost tx settle ID --as committed` or `--as lost`.",
+    )
+
+
+def no_checkpoint() -> BadConfig:
+    """A verb that needs the ledger's word."""
+    return BadConfig(
+        "no_checkpoint",
+        "Only a checkpoint's ledger can tell that a transaction is decided.",
+        safe=UNTOUCHED,
+        next="Give --checkpoint DIR of the job that opened it.",
+    )
+
+
+def known_anyway(now: Fate) -> Refused:
+    """A person's word is wanted only where there is no better one."""
+    return Refused(
+        "not_unknown",
+        f"There is nothing to settle: the cluster itself says that it is {now.value}.",
+        safe=UNTOUCHED,
+        next="Start the job: recovery asks the same question and acts on the answer.",
     )
 
 

@@ -162,8 +162,8 @@ def _sweep_orphans(book: Book, sink: SinkFacts) -> Step[None]:
     An open transaction holds up its target's readers, so this does not wait for the next recovery. All that is decided
     is committed by now, and no task of a next epoch runs yet.
     """
-    assert book.state.newest is not None
-    decided = {handle.id for handle in book.state.newest.handles}
+    newest = book.state.newest
+    decided = {handle.id for handle in newest.handles} if newest else set()
     mine_too = WriterNumber(book.writer + 1)
     for orphan in (yield from ask(Orphans("sweep.orphans", sink.name, mine_too, at_leisure=True))):
         if orphan.id not in decided:
@@ -198,8 +198,11 @@ def run_claimed(book: Book, epoch: Epoch) -> Step[None]:
 
 
 def in_commit_order(sinks: Iterable[SinkFacts]) -> tuple[SinkFacts, ...]:
-    """Perishable sinks first: whoever reaches the others has seen every perishable handle done."""
-    return tuple(sorted(sinks, key=lambda sink: not sink.perishable))
+    """Perishable sinks first: whoever reaches the others has seen every perishable handle done.
+
+    Then by name: a later driver, to whom the sinks were named in another order, must know which came before a lost one.
+    """
+    return tuple(sorted(sinks, key=lambda sink: (not sink.perishable, sink.name)))
 
 
 def handles_of(sink: str, handles: tuple[Handle, ...]) -> tuple[Handle, ...]:

@@ -248,8 +248,8 @@ def void(book: Book, epoch: Epoch, gone: tuple[Handle, ...], order: tuple[SinkFa
     if visible:
         raise OperatorNeeded(
             "partly_lost",
-            f"{len(visible)} units of a decided epoch are visible, {len(lost)} were lost by the sink, "
-            "and their rows were not kept.",
+            f"{len(visible)} units of a decided epoch are visible ({', '.join(sorted(visible))}), {len(lost)} were "
+            f"lost by the sink ({', '.join(sorted(lost))}), and their rows were not kept.",
             where=book.where,
             next="Look into the target and the newest decision in the ledger; write the lost rows by hand, or accept "
             "their loss. With keep_rows=True this cannot happen.",

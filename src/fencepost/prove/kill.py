@@ -1,6 +1,6 @@
 """Kills a real Spark job N times, at every crash point and at random moments, and counts what its sinks hold.
 
-    python -m fencepost.prove.kill 50 [--seed 7] [--bridge foreach_batch] [--folder evidence]
+    python -m fencepost.prove.kill 50 [--workload kafka] [--seed 7] [--bridge foreach_batch] [--folder evidence]
 
 One checkpoint lives through all of it: a kill, a restart with the next fault armed, and so on, while input keeps
 arriving; so a kill costs one process start. A scout runs first and notes which points this job passes. Exit 1 if a row
@@ -10,30 +10,34 @@ is lost, doubled or wrong, if an armed point was never hit, or if the code has a
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import shutil
-import signal
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import cycle
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from fencepost.prove.points import out_of_reach, points_in_code
-from fencepost.prove.scene import KILLED, ROWS_PER_FILE, Scene, SceneFailed, class_archive, end_group
+from fencepost.prove import nemesis
+from fencepost.prove.nemesis import Blow
+from fencepost.prove.points import in_worker, out_of_reach, points_in_code
+from fencepost.prove.rig.jars import RigFailed
+from fencepost.prove.rig.kafka import Broker
+from fencepost.prove.scene import KILLED, Scene, SceneFailed, class_archive
+from fencepost.prove.scouting import EPOCHS_PER_START, Scouted, scout
+from fencepost.prove.workloads.contract import BROKER, BY_CHANCE, MOMENT, ROWS_PER_EPOCH, SLEEPER, TASK, Workload
+from fencepost.prove.workloads.files import FilesWorkload
+from fencepost.prove.workloads.kafka import KafkaWorkload
 
-FILES_PER_START = 3
-TASK = "in a task"
-MOMENT = "a random moment"
-ANYWHERE = (TASK, MOMENT)
-DECIDED, UNDECIDED = "decide.after=kill", "decide.before=kill"
-"""Kills after which recovery has something to do: finish a decision; abort orphans and forget an epoch."""
+Make = Callable[[Path], Workload]
 
 
 @dataclass
@@ -45,45 +49,13 @@ class Tally:
     epochs: list[int] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class Scouted:
-    """What a job passes, in a first start, in one that has a decision to finish, in one that has orphans to abort."""
-
-    first: Counter[str]
-    finishing: Counter[str]
-    aborting: Counter[str]
-    seconds: float
-    """How long a whole start took."""
-
-    @property
-    def only_first(self) -> list[str]:
-        """Points that only the first start of a checkpoint passes, in the order in which it does."""
-        later = self.finishing | self.aborting
-        return [point for point in self.first if point not in later]
-
-    @property
-    def later(self) -> list[str]:
-        """All others."""
-        return sorted(self.finishing | self.aborting)
-
-    def setup(self, point: str) -> str:
-        """The kill that must come before, so that the next start passes this point."""
-        if point in self.finishing and point in self.aborting:
-            return ""
-        return DECIDED if point in self.finishing else UNDECIDED
-
-    def visits(self, point: str) -> int:
-        """How often one start passes it, surely."""
-        found = [passed[point] for passed in (self.finishing, self.aborting) if passed[point]]
-        return min(found)
-
-
 class Killer:
     """One chain of kills through one checkpoint."""
 
     def __init__(self, scene: Scene, scouted: Scouted, chance: random.Random, console: Console) -> None:
         self.scene = scene
-        self.tallies = {point: Tally() for point in (*ANYWHERE, *scouted.only_first, *scouted.later)}
+        self.attacks = scene.workload.attacks
+        self.tallies = {point: Tally() for point in (*self.attacks, *scouted.only_first, *scouted.later)}
         self._scouted = scouted
         self._chance = chance
         self._console = console
@@ -97,95 +69,83 @@ class Killer:
         """Kill so often, each point before any point twice; then let the job finish in peace."""
         first = self._scouted.only_first[: max(1, wanted // 3)]  # these can be killed at the chain's beginning only
         for point in first:
-            self._arm(point, f"{point}=kill")
+            self._strike(point, partial(self._at, f"{point}=kill"))
         for point in self._points():
             if self.kills >= wanted:
                 break
             self._kill(point)
         if self.scene.run() != 0:
-            raise SceneFailed(f"The last start, without any fault, failed; see {self.scene.folder / 'job.log'}")
+            raise SceneFailed(f"The last start, without any fault, failed; see {self.scene.log}")
 
     def _points(self) -> Iterator[str]:
         """Endless: every point in a new order each round, every third kill somewhere else."""
+        attacks = cycle(self.attacks)
         while True:
             for number, point in enumerate(self._chance.sample(self._scouted.later, len(self._scouted.later))):
                 if number % 3 == 0:
-                    yield ANYWHERE[number // 3 % 2]
+                    yield next(attacks)
                 yield point
 
     def _kill(self, point: str) -> None:
+        scene, chance, seconds = self.scene, self._chance, self._scouted.seconds
         if point == TASK:
-            self._arm(TASK, "")
-            return
-        if point == MOMENT:
-            self._at_random()
-            return
+            self._strike(point, partial(nemesis.in_a_task, scene, chance))
+        elif point == MOMENT:
+            self._strike(point, partial(nemesis.at_random, scene, chance, seconds))
+        elif point == BROKER:
+            assert isinstance(scene.workload, KafkaWorkload)
+            when = self._somewhere() if chance.random() < 0.5 else chance.uniform(seconds / 4, seconds)
+            away = chance.uniform(0, 3)
+            self._strike(point, partial(nemesis.broker_dies, scene, scene.workload.broker, when, away))
+        elif point == SLEEPER:
+            late = chance.random() < 0.5
+            self._strike(point, partial(nemesis.sleeps_past_a_takeover, scene, self._somewhere(), late=late))
+        else:
+            self._arm(point)
+
+    def _somewhere(self) -> str:
+        return f"{self._chance.choice(nemesis.BED)}@{self._chance.randint(1, 2)}"
+
+    def _arm(self, point: str) -> None:
+        """Kill at a named point; if it is not passed so often, at the first visit."""
         if setup := self._scouted.setup(point):
-            self._arm(setup.partition("=")[0], setup)
-        visit = self._chance.randint(1, min(4, self._scouted.visits(point)))
-        if not self._arm(point, f"{point}=kill@{visit}") and visit > 1:
-            self._arm(point, f"{point}=kill")
+            self._strike(setup.partition("=")[0], partial(self._at, setup))
+        beside = self._scouted.beside(point)
+        most = 2 if in_worker(point) else min(4, self._scouted.visits(point))  # workers count for themselves
+        visit = self._chance.randint(1, most)
+        for at in (f"@{visit}", "") if visit > 1 else ("",):
+            fault = ",".join(filter(None, [beside, f"{point}=kill{at}"]))
+            if self._strike(point, partial(self._at, fault)):
+                break
 
-    def _arm(self, point: str, fault: str) -> bool:
-        self._feed()
-        row = (self.scene.epoch() + 1) * ROWS_PER_FILE + self._chance.randrange(ROWS_PER_FILE)
-        ended = self.scene.run(fault, None, *(("--kill-at-id", str(row)) if point == TASK else ()))
-        return self._note(point, fault, ended)
+    def _at(self, fault: str) -> Blow:
+        if in_worker(fault.rpartition(",")[2]):
+            return nemesis.in_a_worker(self.scene, fault)
+        return Blow(fault, nemesis.allowed(self.scene, self.scene.run(fault), 0, KILLED) == KILLED)
 
-    def _at_random(self) -> None:
-        """SIGKILL from outside, to the driver and its JVM at once."""
-        self._feed()
-        job = self.scene.start()
-        moment = self._chance.uniform(0.3, self._scouted.seconds)
-        deadline = time.monotonic() + moment
-        while job.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.005)
-        if job.poll() is None:
-            os.killpg(job.pid, signal.SIGKILL)
-        ended = job.wait()
-        end_group(job)
-        self._note(MOMENT, f"after {moment:.2f} s", ended)
-
-    def _feed(self) -> None:
-        """Let so much input arrive that the next start has some epochs to run."""
-        waiting = self.scene.files - (self.scene.epoch() + 1)
-        self.scene.feed(max(0, FILES_PER_START - waiting))
-
-    def _note(self, point: str, fault: str, ended: int) -> bool:
-        if ended not in (0, KILLED):
-            raise SceneFailed(f"{point} ({fault}): exit code {ended}; see {self.scene.folder / 'job.log'}")
+    def _strike(self, point: str, attack: Callable[[], Blow]) -> bool:
+        """Let so much input arrive that the next start has some epochs to run; attack; note it."""
+        waiting = len(self.scene.workload.unread()) // ROWS_PER_EPOCH
+        self.scene.feed(max(0, EPOCHS_PER_START - waiting))
+        began = time.monotonic()
+        try:
+            blow = attack()
+        except SceneFailed as error:
+            raise SceneFailed(f"{point}: {error}") from error
         tally = self.tallies[point]
         tally.armed += 1
-        hit = ended == KILLED
-        tally.hits += hit
-        if hit:
-            tally.epochs.append(self.scene.epoch())
-        text = f"{self.kills:4} {fault or point}" + ("" if hit else "   not reached: the job was through before")
-        self._console.print(text, highlight=False)
-        return hit
-
-
-def scout(folder: Path, bridge: str, archive: Path) -> Scouted:
-    """Three starts on a checkpoint of their own: which points are passed, how often, and how long a start takes."""
-    scene = Scene(folder, bridge=bridge, archive=archive)
-    logs = [folder / f"passed-{number}" for number in range(3)]
-    scene.feed(FILES_PER_START)
-    ended = [scene.run(DECIDED, logs[0])]
-    scene.feed(FILES_PER_START)
-    ended.append(scene.run("decide.before=kill@2", logs[1]))
-    scene.feed(FILES_PER_START)
-    began = time.monotonic()
-    ended.append(scene.run("", logs[2]))
-    if ended != [KILLED, KILLED, 0]:
-        raise SceneFailed(f"The scout's starts ended with {ended}; see {folder / 'job.log'}")
-    first, finishing, aborting = (scene.points(log) for log in logs)
-    return Scouted(first, finishing, aborting, time.monotonic() - began)
+        tally.hits += blow.hit
+        if blow.hit:
+            tally.epochs.append(self.scene.workload.epoch())
+        text = f"{self.kills:4} {blow.how}" + ("" if blow.hit else "   not reached: the job was through before")
+        self._console.print(f"{text}   ({time.monotonic() - began:.0f} s)", highlight=False)
+        return blow.hit
 
 
 def report(console: Console, killer: Killer, scouted: Scouted, seconds: float) -> bool:
     """The tables and the verdict; True if everything is right."""
     table = Table("point", "armed", "kills", "in epochs")
-    for point, tally in sorted(killer.tallies.items(), key=lambda item: (item[0] not in ANYWHERE, item[0])):
+    for point, tally in sorted(killer.tallies.items(), key=lambda item: (item[0] not in killer.attacks, item[0])):
         if tally.armed:
             epochs = " ".join(str(epoch) if epoch >= 0 else "–" for epoch in tally.epochs[-6:])
             table.add_row(point, str(tally.armed), str(tally.hits), epochs)
@@ -193,20 +153,22 @@ def report(console: Console, killer: Killer, scouted: Scouted, seconds: float) -
 
     passed = {*scouted.only_first, *scouted.later}
     rest = sorted(points_in_code() - passed)
-    reasons = Counter(out_of_reach(point) or "unknown" for point in rest)
+    why_not = {point: out_of_reach(point, killer.scene.workload.out_of_reach) for point in rest}
+    reasons = Counter(why or "unknown" for why in why_not.values())
     for why, count in sorted(reasons.items()):
         console.print(f"{count:3} points out of reach: {why}", highlight=False)
-    strange = [point for point in rest if out_of_reach(point) is None]
-    never = [p for p, t in killer.tallies.items() if t.armed and not t.hits]
+    strange = [point for point, why in why_not.items() if why is None]
+    never = [p for p, t in killer.tallies.items() if t.armed and not t.hits and p not in BY_CHANCE]
     verdicts = killer.scene.verdict()
     table = Table("sink", "rows in", "lost", "doubled", "wrong")
     for sink, found in verdicts.items():
-        table.add_row(sink, str(killer.scene.files * ROWS_PER_FILE), *(str(found[k]) for k in found))
+        table.add_row(sink, str(killer.scene.workload.rows), *(str(found[k]) for k in found))
     console.print(table)
-    hit = sum(bool(tally.hits) for point, tally in killer.tallies.items() if point not in ANYWHERE)
+    hit = sum(bool(tally.hits) for point, tally in killer.tallies.items() if point not in killer.attacks)
     kills = killer.kills
     console.print(
-        f"{kills} kills in {seconds:.0f} s; {hit} of the {len(passed)} points that this job passes were hit; "
+        f"{kills} kills in {seconds:.0f} s ({seconds / max(1, kills):.1f} s each); "
+        f"{hit} of the {len(passed)} points that this job passes were hit; "
         f"{len(rest)} more are out of its reach",
         highlight=False,
     )
@@ -222,10 +184,21 @@ def report(console: Console, killer: Killer, scouted: Scouted, seconds: float) -
     return not (strange or never or wrong) and kills > 0
 
 
+@contextmanager
+def workload(name: str, folder: Path, chance: random.Random) -> Iterator[tuple[Make, Make]]:
+    """Ways to make this workload in a folder: one for rehearsals, and one whose rows are by chance."""
+    if name == "files":
+        yield FilesWorkload, partial(FilesWorkload, chance=chance)
+        return
+    with Broker(folder / "kafka") as broker:
+        yield partial(KafkaWorkload, broker=broker), partial(KafkaWorkload, broker=broker, chance=chance)
+
+
 def main(arguments: list[str]) -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description="Kill a real Spark job again and again, and count its output.")
     parser.add_argument("kills", type=int, nargs="?", default=20)
+    parser.add_argument("--workload", choices=["files", "kafka"], default="files")
     parser.add_argument("--seed", type=int)
     parser.add_argument("--bridge", choices=["jvm", "foreach_batch"], default="jvm")
     parser.add_argument("--folder", type=Path, help="a new folder for the evidence; by default one is made")
@@ -233,18 +206,19 @@ def main(arguments: list[str]) -> int:
     console = Console(width=None if sys.stdout.isatty() else 110)
     seed = random.randrange(1_000_000) if chosen.seed is None else chosen.seed
     folder = chosen.folder or Path(tempfile.mkdtemp(prefix="fencepost-kill-"))
-    console.print(f"seed {seed}, bridge {chosen.bridge}; everything is in {folder}", highlight=False)
+    about = f"seed {seed}, workload {chosen.workload}, bridge {chosen.bridge}"
+    console.print(f"{about}; everything is in {folder}", highlight=False)
     chance = random.Random(seed)
     began = time.monotonic()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        archive = class_archive(folder, chosen.bridge)
-        scouted = scout(folder / "scout", chosen.bridge, archive)
-        scene = Scene(folder / "scene", bridge=chosen.bridge, archive=archive, chance=chance)
-        killer = Killer(scene, scouted, chance, console)
-        killer.run(chosen.kills)
-        right = report(console, killer, scouted, time.monotonic() - began)
-    except SceneFailed as error:
+        with workload(chosen.workload, folder, chance) as (rehearsed, made):
+            archive = class_archive(folder, chosen.workload, rehearsed, chosen.bridge)
+            scouted = scout(Scene(rehearsed(folder / "scout"), bridge=chosen.bridge, archive=archive))
+            killer = Killer(Scene(made(folder / "scene"), chosen.bridge, archive), scouted, chance, console)
+            killer.run(chosen.kills)
+            right = report(console, killer, scouted, time.monotonic() - began)
+    except (SceneFailed, RigFailed) as error:
         console.print(f"[red]{error}[/red]")
         return 1
     if right and chosen.folder is None:

@@ -1,4 +1,4 @@
-"""Every crash point that the code names, and which of them the killed Spark job cannot pass, with the reason."""
+"""Every crash point that the code names, and which of them no killed Spark job can pass, with the reason."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import fencepost
 from fencepost.protocol.effects import Effect
 
-LOSES = "a sink that loses decided rows by itself (none of the two does)"
+LOSES = "a sink that loses decided rows by itself (a topic only after transaction_timeout)"
 ADOPTS = "adopting a checkpoint of plain Spark"
 TWO_DRIVERS = "a second driver at the same time"
 
@@ -50,10 +50,15 @@ def points_in_code() -> set[str]:
     return found
 
 
-def out_of_reach(point: str) -> str | None:
-    """Why this job cannot pass a point; None if there is no reason."""
+def in_worker(point: str) -> bool:
+    """Is it passed by the tasks, so that a kill there ends a Python worker and not the driver?"""
+    return ".task." in point
+
+
+def out_of_reach(point: str, more: Mapping[str, str]) -> str | None:
+    """Why a job cannot pass a point; None if there is no reason. `more` are those of its workload."""
     effect = point.removesuffix(".before").removesuffix(".after")
-    for name, why in OUT_OF_REACH.items():
+    for name, why in {**OUT_OF_REACH, **more}.items():
         top = name.removesuffix(".*")
         if effect == top or (name != top and effect.startswith(f"{top}.")):
             return why

@@ -1,4 +1,4 @@
-"""One folder in which the real job lives: its input arrives, its process is started, killed, stopped, woken.
+"""The job of a workload as a process: started, killed, stopped, woken, and its results judged.
 
 Never reads the job's results through fencepost: `verdict` runs the checker by path, in a process of its own.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -16,17 +15,16 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from fencepost import faults
+from fencepost.prove.workloads.contract import Workload
 from fencepost.spark.session import JAR
 
 PATIENCE_S = 120
-ROWS_PER_FILE = 12
-KEYS = tuple("abcde")
 KILLED = -signal.SIGKILL
 
 
@@ -36,38 +34,29 @@ class SceneFailed(Exception):
 
 @dataclass
 class Scene:
-    """The job's input, checkpoint and targets."""
+    """One workload, and every start of its job."""
 
-    folder: Path
+    workload: Workload
     bridge: str = "jvm"
-    chance: random.Random = field(default_factory=lambda: random.Random(0))
     archive: Path | None = None
     """Loaded classes of an earlier start, see `class_archive`."""
-    files: int = 0
     starts: int = 0
-
-    def __post_init__(self) -> None:
-        """An empty folder for the input."""
-        self.input.mkdir(parents=True)
+    _said: int = 0
+    """How long the log was before the last start."""
 
     @property
-    def input(self) -> Path:
-        """Where input files arrive."""
-        return self.folder / "in"
+    def folder(self) -> Path:
+        """Where everything is."""
+        return self.workload.folder
 
-    def feed(self, count: int) -> int:
-        """Let files arrive, one an epoch; return the id of the first row."""
-        first = self.files * ROWS_PER_FILE
-        for _ in range(count):
-            ids = range(self.files * ROWS_PER_FILE, (self.files + 1) * ROWS_PER_FILE)
-            rows = [{"id": i, "key": self.chance.choice(KEYS), "value": self.chance.randrange(1000)} for i in ids]
-            temp = self.input / f".{self.files:05}"
-            temp.write_text("".join(json.dumps(row) + "\n" for row in rows))
-            at = 1_700_000_000 + self.files  # Spark takes files by age
-            os.utime(temp, (at, at))
-            temp.rename(self.input / f"{self.files:05}.json")
-            self.files += 1
-        return first
+    @property
+    def log(self) -> Path:
+        """What every start of the job said."""
+        return self.folder / "job.log"
+
+    def feed(self, epochs: int) -> int:
+        """Let input arrive; return the id of the first row."""
+        return self.workload.feed(epochs)
 
     def start(self, fault: str = "", log: Path | None = None, *more: str) -> subprocess.Popen[bytes]:
         """Start the job in a session of its own, so that a kill can take Python and its JVM together."""
@@ -76,12 +65,13 @@ class Scene:
         environment.pop(faults.LOG, None)
         if log is not None:
             environment[faults.LOG] = str(log)
-        command = [sys.executable, "-m", "fencepost.prove.spark_job", str(self.folder), *more]
+        command = [sys.executable, "-m", self.workload.job, str(self.folder), *self.workload.job_arguments(), *more]
         if "--plain" not in more:
             command += ["--bridge", self.bridge]
         if self.archive is not None:
             command.append(f"--java=-XX:SharedArchiveFile={self.archive}")
-        with (self.folder / "job.log").open("ab") as out:
+        with self.log.open("ab") as out:
+            self._said = out.tell()
             out.write(f"--- start {self.starts}, fault {fault or 'none'} {' '.join(more)}\n".encode())
             out.flush()
             return subprocess.Popen(command, stdout=out, stderr=out, env=environment, start_new_session=True)
@@ -95,9 +85,15 @@ class Scene:
         try:
             return job.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
-            raise SceneFailed(f"The job did not end in {PATIENCE_S} s; see {self.folder / 'job.log'}") from None
+            raise SceneFailed(f"The job did not end in {PATIENCE_S} s; see {self.log}") from None
         finally:
             end_group(job)
+
+    def said(self) -> str:
+        """What the log says since the last start."""
+        with self.log.open("rb") as log:
+            log.seek(self._said)
+            return log.read().decode(errors="replace")
 
     def points(self, log: Path) -> Counter[str]:
         """How often each crash point was passed."""
@@ -105,23 +101,17 @@ class Scene:
 
     def records(self) -> list[dict[str, Any]]:
         """The ledger, as anybody can read it."""
-        files = sorted((self.folder / "checkpoint").glob("fencepost/*/ledger/*.json"))
+        files = sorted(self.workload.checkpoint.glob("fencepost/*/ledger/*.json"))
         return [json.loads(file.read_text()) for file in files]
 
     def writers(self) -> list[int]:
         """The drivers that took over so far."""
         return [record["number"] for record in self.records() if record["kind"] == "writer"]
 
-    def epoch(self) -> int:
-        """The epoch that was running, or ran last, by Spark's own log."""
-        names = [path.name for path in (self.folder / "checkpoint" / "offsets").glob("[0-9]*")]
-        return max((int(name) for name in names if name.isdigit()), default=-1)
-
     def verdict(self, *places: str) -> dict[str, dict[str, int]]:
         """What the independent checker finds in the targets."""
-        checker = Path(__file__).with_name("recount.py")
-        places = places or (f"totals:{self.folder / 'totals.db'}", f"rows:{self.folder / 'rows'}")
-        command = [sys.executable, "-I", str(checker), str(self.input), *places]
+        checker = Path(__file__).with_name(self.workload.checker)
+        command = [sys.executable, "-I", str(checker), *self.workload.checker_arguments(*places)]
         found = subprocess.run(command, check=False, capture_output=True, text=True)
         if found.returncode not in (0, 1) or not found.stdout:
             raise SceneFailed(f"The checker failed: {found.stderr}")
@@ -130,22 +120,25 @@ class Scene:
         return {place.partition(":")[0]: each for place, each in verdicts.items()}
 
 
-def class_archive(folder: Path, bridge: str) -> Path:
+def class_archive(folder: Path, name: str, make: Callable[[Path], Workload], bridge: str) -> Path:
     """Run the job once and let its JVM write down the classes it loaded; starts that share them take half the time.
 
     An archive that does not fit (another jar, another Java) is ignored by the JVM, so the worst is a slow start.
     """
-    made = hashlib.sha256(JAR.read_bytes() + version("pyspark").encode() + bridge.encode()).hexdigest()[:12]
-    archive = folder.absolute() / f"classes-{made}.jsa"
+    about = f"{version('pyspark')} {JAR} {JAR.stat().st_mtime_ns}".encode()  # the JVM looks at the jar's age, too
+    made = hashlib.sha256(JAR.read_bytes() + about).hexdigest()[:12]
+    archive = folder.absolute() / f"classes-{name}-{bridge}-{made}.jsa"
     if not archive.exists():
+        for old in folder.glob(f"classes-{name}-{bridge}-*.jsa"):
+            old.unlink()
         with tempfile.TemporaryDirectory(dir=folder) as place:
-            scene = Scene(Path(place) / "scene", bridge=bridge)
+            scene = Scene(make(Path(place) / "scene"), bridge=bridge)
             scene.feed(2)
             temp = Path(place) / "classes.jsa"
             job = scene.start("", None, f"--java=-XX:ArchiveClassesAtExit={temp}")
             try:
                 if job.wait(PATIENCE_S) != 0:
-                    raise SceneFailed(f"The job failed:\n{(scene.folder / 'job.log').read_text()}")
+                    raise SceneFailed(f"The job failed:\n{scene.said()}")
                 deadline = time.monotonic() + PATIENCE_S
                 while group_lives(job) and time.monotonic() < deadline:
                     time.sleep(0.05)  # the JVM writes the file when Python has left

@@ -146,6 +146,10 @@ TARGETS: Mapping[str, Target] = {
         lambda folder: Box(folder / "bare", name="bare", keep_rows=False),
         lambda folder: f"lines:{folder / 'bare' / 'box'}",
     ),
+    "naked": Target(
+        lambda folder: Box(folder / "naked", name="naked", keep_rows=False),
+        lambda folder: f"lines:{folder / 'naked' / 'box'}",
+    ),
     "function": Target(
         lambda folder: WriteAheadLog(SendOnce(folder / "sent"), name="function", idempotent=True),
         lambda folder: f"lines:{folder / 'sent'}",

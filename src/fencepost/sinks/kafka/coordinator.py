@@ -8,6 +8,7 @@ Never guesses: what the coordinator does not answer is `Silent`, and an error co
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -22,6 +23,12 @@ from kafka.protocol.producer.transaction import EndTxnRequest
 from fencepost.kafka_servers import Servers
 
 T = TypeVar("T")
+
+logging.getLogger("kafka").addHandler(logging.NullHandler())
+"""Where nobody set up logging, its errors about brokers that come and go do not fill the terminal."""
+for talkative in ("kafka.admin.client", "kafka.net.connection", "kafka.protocol.parser"):
+    # At DEBUG they print settings and bytes, passwords included.
+    logging.getLogger(talkative).addFilter(lambda record: record.levelno > logging.DEBUG)
 
 ONGOING = "Ongoing"
 COMMITTED = ("PrepareCommit", "CompleteCommit")
@@ -41,6 +48,18 @@ UNHEARD = (
 )
 """The request did not leave, or came to a broker that did nothing with it."""
 PASSING = (*UNHEARD, errors.RetriableError, errors.UnknownBrokerIdError)
+
+
+class Admin(KafkaAdminClient):  # type: ignore[misc]
+    """A client that ends its thread if it cannot connect."""
+
+    def __init__(self, **settings: Any) -> None:
+        try:
+            super().__init__(**settings)
+        except errors.KafkaError:
+            self._closed = False
+            self.close()
+            raise
 
 
 class Silent(Exception):
@@ -85,6 +104,8 @@ class Topic:
     name: str
     id: str
     partitions: int
+    writable: bool = True
+    """May we write to it? Yes, if we may not know."""
 
 
 class Coordinator:
@@ -177,7 +198,8 @@ class Coordinator:
             if error == "UnknownTopicOrPartitionError":
                 return None
             raise Denied(error)
-        return Topic(name, str(found["topic_id"]), len(found["partitions"]))
+        rights = found.get("authorized_operations") or ["WRITE"]
+        return Topic(name, str(found["topic_id"]), len(found["partitions"]), "WRITE" in rights)
 
     def setting(self, kind: str, resource: str, name: str) -> str | None:
         """One setting of a broker (any, if unnamed) or a topic; None if we may not read it."""
@@ -227,7 +249,7 @@ class Coordinator:
 
     def _connect(self, deadline: float) -> Any:
         if self._admin is None:
-            self._admin = KafkaAdminClient(
+            self._admin = Admin(
                 **self._servers.for_asking(),
                 bootstrap_timeout_ms=int(max(1.0, deadline - time.monotonic()) * 1000),
                 request_timeout_ms=int(self._patience * 1000),

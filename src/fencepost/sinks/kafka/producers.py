@@ -10,19 +10,20 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import groupby
 from typing import Any
 
 import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from fencepost.errors import EpochFailed, FencepostError, Refused, TargetRefused
 from fencepost.protocol.records import Epoch
 from fencepost.sinks.contract import place_of
 from fencepost.sinks.kafka.messages import BadMessage, Columns, slices
 
 log = logging.getLogger("fencepost.librdkafka")
+log.addHandler(logging.NullHandler())
 
 INIT_S = 30.0
 DELIVERY_S = 60
@@ -50,6 +51,8 @@ class Plain:
         self._producer = Producer(
             {
                 "enable.idempotence": True,
+                "partitioner": "murmur2_random",  # as Kafka's own client: equal keys, equal partitions, whoever writes
+                "allow.auto.create.topics": False,  # a deleted one would come back with the brokers' defaults
                 "message.timeout.ms": DELIVERY_S * 1000,
                 "queue.buffering.max.kbytes": 2_097_151,
                 "error_cb": _ignore,  # what counts comes with the messages; the rest is brokers coming and going
@@ -72,7 +75,8 @@ class Plain:
                 self._hand_over(columns, rows, report)
                 self._handed += rows.nbytes
                 while (waiting := len(self._producer)) > (WAITING if self._handed < WAITING_BYTES else 0):
-                    self._producer.poll(0.05)
+                    with _fatal_errors():
+                        self._producer.poll(0.05)
                 if not waiting:
                     self._handed = 0
             if any(self._reports):
@@ -98,7 +102,7 @@ class Plain:
             together = [{"key": m.key, "value": m.value} for m in group]
             if self._producer.produce_batch(topic, together, on_delivery=report) != len(together):
                 failed = next(message for message in together if "_error" in message)
-                raise Undelivered(failed["_error"], f"topic {topic!r}, {_size(failed['key'], failed['value'])}")
+                raise Undelivered(failed["_error"], _place(topic, None, failed["key"], failed["value"]))
 
     def _one(self, message: Any, report: Any) -> None:
         while True:
@@ -112,23 +116,23 @@ class Plain:
                     on_delivery=report,
                 )
             except BufferError:
-                self._producer.poll(0.05)
+                with _fatal_errors():
+                    self._producer.poll(0.05)
             except KafkaException as error:
-                where = f"topic {message.topic!r}, {_size(message.key, message.value)}"
+                where = _place(message.topic, message.partition, message.key, message.value)
                 raise Undelivered(error.args[0], where) from error
             else:
                 return
 
     def flush(self) -> tuple[str, int, int] | None:
         """Wait until every message is delivered; return where the first one is (topic, partition, offset)."""
-        left = self._producer.flush(DELIVERY_S + 5)
+        with _fatal_errors():
+            left = self._producer.flush(DELIVERY_S + 5)
         reports, self._reports = self._reports, {}
         first = reports.pop(None, None)
         for error, message in reports.items():
             assert error is not None
-            where = (
-                f"topic {message.topic()!r}, partition {message.partition()}, {_size(message.key(), message.value())}"
-            )
+            where = _place(message.topic(), message.partition(), message.key(), message.value())
             raise Undelivered(error, where)
         if left:
             raise Undelivered(KafkaError(KafkaError._MSG_TIMED_OUT))
@@ -151,6 +155,9 @@ class Slot(Plain):
         self.used_in: Epoch | None = None
         """The epoch of its last transaction. A new one may begin only when a durable record says that this one is done:
         until then the coordinator's memory of it is what recovery would ask for."""
+        self.producer: tuple[int, int] | None = None
+        """Producer id and epoch, asked for right after the start. Whoever takes our id has another epoch, and if he was
+        quicker than the question, our messages are refused: so what is open under these is our own."""
         self._producer.init_transactions(INIT_S)
 
     def is_free(self, epoch: Epoch) -> bool:
@@ -180,72 +187,22 @@ class Slot(Plain):
         self._producer.abort_transaction(COMMIT_S)
 
 
-def explained(error: KafkaError, where: str = "") -> FencepostError:
-    """A client's error in our words: what it means for the job, and what to do. Never a message's content."""
-    at = f" ({where})" if where else ""
-    match error.code():
-        case KafkaError.MSG_SIZE_TOO_LARGE:
-            return TargetRefused(
-                "message_too_large",
-                f"A message is larger than the broker takes{at}.",
-                safe=EpochFailed.safe,
-                next="Make the rows smaller, or raise max.message.bytes of the topic; then start the job again.",
-            )
-        case KafkaError.UNKNOWN_TOPIC_OR_PART | KafkaError._UNKNOWN_TOPIC | KafkaError._UNKNOWN_PARTITION:
-            return TargetRefused(
-                "topic_missing",
-                f"There is no such topic or partition{at}.",
-                safe=EpochFailed.safe,
-                next="Create the topic (or mend the partition column), then start the job again.",
-            )
-        case (
-            KafkaError.TOPIC_AUTHORIZATION_FAILED
-            | KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-            | KafkaError.CLUSTER_AUTHORIZATION_FAILED
-            | KafkaError.SASL_AUTHENTICATION_FAILED
-            | KafkaError._AUTHENTICATION
-        ):
-            return not_authorised(error.name(), at)
-        case KafkaError.INVALID_TRANSACTION_TIMEOUT:
-            return timeout_too_long("")
-        case KafkaError._FENCED | KafkaError.PRODUCER_FENCED | KafkaError.INVALID_PRODUCER_EPOCH:
-            return EpochFailed(
-                "producer_fenced",
-                "Another producer opened our transactional id, or the broker timed the transaction out.",
-                next="Start the job again. If it stays: something else uses transactional ids that begin like ours "
-                "(`fencepost tx list`), or an epoch takes longer than transaction_timeout.",
-            )
-        case _:
-            return EpochFailed(
-                "target_silent",
-                f"The brokers did not take every message: {error.name()}{at}.",
-                next="See that the brokers are up and reachable; the epoch runs again.",
-            )
-
-
-def not_authorised(name: str, at: str = "") -> Refused:
-    """Too few rights."""
-    return TargetRefused(
-        "not_authorised",
-        f"The cluster refuses us: {name}{at}.",
-        safe=EpochFailed.safe,
-        next="Writing needs WRITE and DESCRIBE on the topic, and WRITE and DESCRIBE on transactional ids that begin "
-        "with the sink's prefix (one PREFIXED rule). Grant them, or mend user and password.",
-    )
-
-
-def timeout_too_long(why: str) -> Refused:
-    """The broker's limit."""
-    return TargetRefused(
-        "transaction_timeout",
-        f"transaction_timeout is longer than the brokers allow{why}.",
-        next="Choose a shorter one, or raise transaction.max.timeout.ms on the brokers.",
-    )
-
-
-def _size(key: Any, value: Any) -> str:
+def _place(topic: str | None, partition: int | None, key: Any, value: Any) -> str:
+    """Where a message was meant to go and how large it is, not what it says."""
     size = sum(len(part.encode() if isinstance(part, str) else part) for part in (key, value) if part is not None)
-    return f"{size:,} bytes"
+    known = partition is not None and partition != -1
+    return f"topic {topic!r}, " + (f"partition {partition}, " if known else "") + f"{size:,} bytes"
+
+
+@contextmanager
+def _fatal_errors() -> Iterator[None]:
+    """A fatal error that comes together with a delivery report is raised as the cause of a SystemError."""
+    try:
+        yield
+    except SystemError as error:
+        if isinstance(error.__cause__, KafkaException):
+            raise error.__cause__ from None
+        raise
 
 
 def _ignore(_: KafkaError) -> None:

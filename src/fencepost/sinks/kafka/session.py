@@ -10,25 +10,29 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
+from threading import Thread
 from typing import Any
 
 import pyarrow as pa
 from confluent_kafka import KafkaException
 
 from fencepost import faults
-from fencepost.errors import EpochFailed, FencepostError, OperatorNeeded, Retryable, TargetRefused
+from fencepost.errors import FencepostError
 from fencepost.protocol.effects import Outcome
 from fencepost.protocol.records import Epoch, Handle, WriterNumber
 from fencepost.rows import Rows
 from fencepost.sinks.contract import OutputMode, Session
-from fencepost.sinks.kafka import ids
+from fencepost.sinks.kafka import ids, trouble
 from fencepost.sinks.kafka.coordinator import ONGOING, Coordinator, Denied, Silent, Transaction
 from fencepost.sinks.kafka.messages import BadMessage
 from fencepost.sinks.kafka.outcome import Fate, fate
 from fencepost.sinks.kafka.parallel import DEFAULT_TIMEOUT_MS, RowsOfUnit, unit_rows
-from fencepost.sinks.kafka.producers import Plain, Slot, Undelivered, explained, not_authorised, timeout_too_long
+from fencepost.sinks.kafka.producers import Plain, Slot, Undelivered
+from fencepost.sinks.kafka.settled import said
 from fencepost.sinks.kafka.sink import KafkaSink
 from fencepost.sinks.kafka.witness import testify
 
@@ -51,6 +55,7 @@ class KafkaSession(Session):
         self._settings: dict[str, Any] = {**sink.servers.for_writing(), **sink.producer}
         self._slots: list[Slot] = []
         self._made = 0
+        self._spare: Future[Slot] | None = None
         self._open: dict[str, Slot] = {}
         """Handles whose transaction one of our own producers holds."""
         self._voted: set[str] = set()
@@ -70,17 +75,18 @@ class KafkaSession(Session):
             topic = self._sink.columns.topic
             return cluster if topic is None else f"{cluster}/{topic}/{self._check_topic(topic)}"
         except Silent as error:
-            raise self._no_answer(error) from error
+            raise self._at(trouble.no_answer(error, self._sink.servers)) from error
         except Denied as error:
-            raise not_authorised(str(error)).at(job=self._job, sink=self._sink.name) from error
+            raise self._at(trouble.not_allowed(str(error))) from error
 
     def _check_timeout(self, largest: int | None) -> None:
         if self._sink.timeout_ms is None:
             self._timeout_ms = min(LONGEST_MS, largest or LONGEST_MS)
             if self._sink.parallel and self._timeout_ms < DEFAULT_TIMEOUT_MS:
-                raise timeout_too_long(f": by default {DEFAULT_TIMEOUT_MS} ms in tasks, and they allow {largest} ms")
+                usual = f"by default {DEFAULT_TIMEOUT_MS} ms in tasks"
+                raise trouble.timeout_too_long(f": {usual}, and they allow {largest} ms")
         elif largest is not None and self._sink.timeout_ms > largest:
-            raise timeout_too_long(f": {self._sink.timeout_ms} ms, and they allow {largest} ms")
+            raise trouble.timeout_too_long(f": {self._sink.timeout_ms} ms, and they allow {largest} ms")
         if self._timeout_ms < SHORT_MS:
             log.warning(
                 "job %s, sink %s: transaction_timeout is %.0f s. An epoch and a restart have to fit into it, or the "
@@ -94,12 +100,9 @@ class KafkaSession(Session):
     def _check_topic(self, name: str) -> str:
         topic = self._coordinator.topic(name)
         if topic is None:
-            raise TargetRefused(
-                "topic_missing",
-                f"There is no topic {name!r}.",
-                next="Create it with the partitions and the retention you want (kafka-topics.sh --create …), then "
-                "start the job again. It is not made by itself: the brokers' defaults are rarely what one wants.",
-            )
+            raise trouble.no_topic(name)
+        if not topic.writable:
+            raise trouble.not_allowed(f"no WRITE on topic {name!r}")
         size = self._coordinator.setting("TOPIC", name, "max.message.bytes")
         if size is not None and "message.max.bytes" not in self._sink.producer:
             self._settings["message.max.bytes"] = max(1000, min(int(size), 1_000_000_000))
@@ -124,13 +127,13 @@ class KafkaSession(Session):
             found = self._coordinator.describe([slot.id])[slot.id]
         except (BadMessage, Undelivered, KafkaException, Silent, Denied) as error:
             self._drop(slot)
-            raise self._failed(error).at(job=self._job, epoch=epoch, sink=self._sink.name) from error
+            raise self._at(trouble.failed(error), epoch) from error
         except BaseException:  # a staged file that cannot be read, a cancelled client
             self._drop(slot)
             raise
-        if found is None or found.state != ONGOING:
+        if found is None or found.state != ONGOING or (found.pid, found.epoch) != slot.producer:
             self._drop(slot)
-            raise self._ended(epoch)
+            raise self._at(trouble.ended(), epoch)
         handle = self._handle(found, count, rows.kept if self._sink.keep_rows else (), first)
         self._open[handle.id] = slot
         self._voted.add(handle.id)
@@ -145,12 +148,12 @@ class KafkaSession(Session):
         try:
             found = self._coordinator.describe(units)
         except (Silent, Denied) as error:
-            raise self._failed(error).at(job=self._job, epoch=epoch, sink=self._sink.name) from error
+            raise self._at(trouble.failed(error), epoch) from error
         handles = []
         for unit, facts in units.items():
             transaction = found[unit]
             if transaction is None or transaction.state != ONGOING:
-                raise self._ended(epoch)
+                raise self._at(trouble.ended(), epoch)
             handles.append(self._handle(transaction, facts["rows"], kept, facts["first"]))
         self._voted.update(handle.id for handle in handles)
         return tuple(handles)
@@ -171,7 +174,7 @@ class KafkaSession(Session):
         try:
             found = self._coordinator.describe([handle.body["id"] for handle in asked])
         except (Silent, Denied) as error:
-            raise self._failed(error).at(job=self._job, epoch=epoch, sink=self._sink.name) from error
+            raise self._at(trouble.failed(error), epoch) from error
         return tuple(h.id for h in asked if fate(h.body, found[h.body["id"]]) is not Fate.OPEN)
 
     def commit(self, epoch: Epoch, handles: tuple[Handle, ...]) -> Mapping[str, Outcome]:
@@ -206,17 +209,20 @@ class KafkaSession(Session):
             known = now = fate(body, self._coordinator.describe([body["id"]])[body["id"]])
             if known is Fate.UNKNOWN:
                 now = self._ask_the_topic(body)
+            if now is Fate.UNKNOWN:
+                now = said(self.owner.staging.root.parent, handle.id)
             match now:
                 case Fate.COMMITTED:
                     return Outcome.DONE
                 case Fate.ABORTED:
                     return Outcome.GONE
                 case Fate.UNKNOWN:
-                    raise self._unknown(epoch, handle)
+                    raise self._at(trouble.unknown(handle), epoch)
+            if known is Fate.UNKNOWN:
+                # Readers wait there, perhaps for another; the coordinator holds under our name what is not ours.
+                return Outcome.IN_DOUBT
             faults.reach("kafka.ending")
-            # Open by the word of the topic alone: readers wait there, perhaps for another. What the coordinator holds
-            # under our name is not ours then, and must not be committed.
-            if known is Fate.UNKNOWN or self._coordinator.end(body, commit=True) is not None:
+            if self._coordinator.end(body, commit=True) is not None:
                 time.sleep(0.05)  # markers of an end that is under way are being written
         return Outcome.IN_DOUBT
 
@@ -235,7 +241,7 @@ class KafkaSession(Session):
             self._plain.flush()
         except (BadMessage, Undelivered, KafkaException) as error:
             self._plain = None
-            raise self._failed(error).at(job=self._job, epoch=epoch, sink=self._sink.name) from error
+            raise self._at(trouble.failed(error), epoch) from error
 
     def rollback(self, *, undecided: bool = True) -> None:
         """Abort what the failed epoch left open, if surely no decision names it."""
@@ -256,7 +262,7 @@ class KafkaSession(Session):
         except (Silent, Denied) as error:
             if at_leisure:
                 return ()  # the next sweep finds them
-            raise self._no_answer(error) from error
+            raise self._at(trouble.no_answer(error, self._sink.servers)) from error
 
     def _orphans(self, before: WriterNumber) -> tuple[Handle, ...]:
         lineages = {lineage[:8] for lineage in (self.owner.lineage, *self.owner.ancestors)}
@@ -283,30 +289,43 @@ class KafkaSession(Session):
                 if self._coordinator.end(body, commit=False) is not None:
                     time.sleep(0.05)
         except (Silent, Denied) as error:
-            raise self._no_answer(error) from error
+            raise self._at(trouble.no_answer(error, self._sink.servers)) from error
 
     def close(self) -> None:
         """Let go of producers and connection; what is open stays open."""
         self._slots.clear()
         self._open.clear()
-        self._plain = None
+        self._spare = self._plain = None
         self._coordinator.close()
 
     # --- pieces
 
     def _free_slot(self, epoch: Epoch) -> Slot:
         """A producer whose last epoch is done for good: in steady state, two take turns."""
-        for slot in self._slots:
-            if slot.is_free(epoch):
-                return slot
-        owner = self.owner
-        name = ids.name(
-            self._sink.prefix, self._job, owner.lineage, owner.writer, sink=self._sink.name, slot=str(self._made)
-        )
+        free = next((slot for slot in self._slots if slot.is_free(epoch)), None)
+        if free is None and self._spare is not None:
+            free = self._spare.result()
+            self._spare = None
+            self._slots.append(free)
+        if free is None:
+            first = not self._made
+            free = self._new_slot(self._new_id())
+            self._slots.append(free)
+            if first:  # the second one is needed in the next epoch, and takes half a second to make
+                self._spare = in_background(partial(self._new_slot, self._new_id()))
+        if free.producer is None:
+            found = self._coordinator.describe([free.id])[free.id]
+            assert found is not None, "it was initialised just now"
+            free.producer = (found.pid, found.epoch)
+        return free
+
+    def _new_slot(self, name: str) -> Slot:
+        return Slot(name, self._settings, self._timeout_ms)
+
+    def _new_id(self) -> str:
+        owner, number = self.owner, str(self._made)
         self._made += 1
-        slot = Slot(name, self._settings, self._timeout_ms)
-        self._slots.append(slot)
-        return slot
+        return ids.name(self._sink.prefix, self._job, owner.lineage, owner.writer, sink=self._sink.name, slot=number)
 
     def _drop(self, slot: Slot | None, *, abort: bool = True) -> None:
         """After any error a producer is not used again, nor its id."""
@@ -333,12 +352,8 @@ class KafkaSession(Session):
         name = f"{found.id}:{found.pid}:{found.epoch}:{found.started_ms}"
         return Handle(id=name, sink=self._sink.name, rows=rows, kept=kept, body=body)
 
-    def _ended(self, epoch: Epoch) -> FencepostError:
-        return EpochFailed(
-            "vote_failed",
-            "The broker has ended a transaction already.",
-            next="Start the job again; if it stays, transaction_timeout is too short for an epoch.",
-        ).at(job=self._job, epoch=epoch, sink=self._sink.name)
+    def _at(self, error: FencepostError, epoch: Epoch | None = None) -> FencepostError:
+        return error.at(job=self._job, epoch=epoch, sink=self._sink.name)
 
     def _warn_if_old(self, handle: Handle) -> None:
         age = time.time() * 1000 - handle.body["started_ms"]
@@ -352,40 +367,16 @@ class KafkaSession(Session):
                 ", and its rows are then written again" if handle.kept else "",
             )
 
-    def _failed(self, error: Exception) -> FencepostError:
-        if isinstance(error, Undelivered):
-            return explained(error.error, error.where)
-        if isinstance(error, KafkaException):
-            return explained(error.args[0])
-        if isinstance(error, Denied):
-            return not_authorised(str(error))
-        if isinstance(error, BadMessage):
-            return TargetRefused(
-                "bad_message",
-                f"A row cannot become a message: {error}.",
-                safe=EpochFailed.safe,
-                next="Mend the topic column or the serializer, then start the job again.",
-            )
-        return EpochFailed(
-            "target_silent",
-            f"The brokers do not answer: {error}.",
-            next="See that they are up and reachable; the epoch runs again.",
-        )
 
-    def _no_answer(self, error: Exception) -> FencepostError:
-        return Retryable(
-            "target_silent",
-            f"The Kafka cluster does not answer: {error}.",
-            next="See that the brokers are up, that servers=… is right and, if they want it, security=…; "
-            "then start the job again.",
-            safe="Safe: nothing was written; what is decided will be finished.",
-        ).at(job=self._job, sink=self._sink.name)
+def in_background(make: Callable[[], Slot]) -> Future[Slot]:
+    """In a thread that does not keep the process: an executor's would be waited for at its end."""
+    made: Future[Slot] = Future()
 
-    def _unknown(self, epoch: Epoch, handle: Handle) -> FencepostError:
-        return OperatorNeeded(
-            "outcome_unknown",
-            f"Nobody can tell any more whether transaction {handle.body['id']} with {handle.rows} rows was committed: "
-            "the coordinator has forgotten it, and its first message is no longer in the topic or cannot be read.",
-            next="Look into the topic for the rows of this epoch (`fencepost tx show` says where they began), then "
-            "settle it with `fencepost tx`.",
-        ).at(job=self._job, epoch=epoch, sink=self._sink.name)
+    def run() -> None:
+        try:
+            made.set_result(make())
+        except BaseException as error:  # noqa: BLE001 - raised where the result is wanted
+            made.set_exception(error)
+
+    Thread(target=run, name="fencepost-producer", daemon=True).start()
+    return made

@@ -45,6 +45,7 @@ def testify(servers: Servers, where: tuple[str, int, int], *, compacted: bool) -
             "isolation.level": "read_committed",
             "enable.partition.eof": True,
             "auto.offset.reset": "error",
+            "fetch.wait.max.ms": 50,
             "logger": log,
         }
     )
@@ -69,6 +70,8 @@ def _first_seen(consumer: Consumer, offset: int, *, compacted: bool) -> Fate:
         error, at = message.error(), message.offset() or 0
         if error is None and at == offset:
             return Fate.COMMITTED
+        if error is not None and error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
+            continue  # about a group that nobody needs here
         if error is not None and error.code() != KafkaError._PARTITION_EOF:
             return _no_answer(error)
         # Something behind it, or the end: readers have passed it. At the end of a transaction that is still open they

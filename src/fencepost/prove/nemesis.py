@@ -1,0 +1,143 @@
+"""Attacks that no crash point inside the driver can make: from outside, on a task, on the broker, by sleep.
+
+Each starts the job once, at least, and says whether it hit. A job that fails in any way but the allowed ones is a
+`SceneFailed`.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import time
+from dataclasses import dataclass
+
+from fencepost.prove.rig.kafka import Broker
+from fencepost.prove.scene import KILLED, Scene, SceneFailed, end_group, is_stopped, until
+from fencepost.prove.workloads.contract import ROWS_PER_EPOCH
+from fencepost.prove.workloads.process import AGAIN, FENCED
+
+BED = (
+    "kafka.begun",
+    "kafka.flushed",
+    "precommit.after",
+    "decide.before",
+    "decide.after",
+    "commit.before",
+    "commit.after",
+    "complete.before",
+)
+"""Where a driver falls asleep: from the barrier to the end of an epoch, in every one of which it comes by."""
+WORKER_DIED = "Python worker exited unexpectedly"
+
+
+@dataclass(frozen=True)
+class Blow:
+    """What an attack did."""
+
+    how: str
+    hit: bool
+
+
+def in_a_task(scene: Scene, chance: random.Random) -> Blow:
+    """A task kills the driver when it comes to a row of the next epoch."""
+    row = chance.choice(scene.workload.unread()[:ROWS_PER_EPOCH])
+    ended = scene.run("", None, "--kill-at-id", str(row))
+    return Blow(f"in a task, at row {row}", allowed(scene, ended, 0, KILLED) == KILLED)
+
+
+def in_a_worker(scene: Scene, fault: str) -> Blow:
+    """A Python worker dies; the driver lives to see it, and ends the query."""
+    died = allowed(scene, scene.run(fault), 0, AGAIN) == AGAIN
+    if died and WORKER_DIED not in scene.said():
+        raise SceneFailed(f"{fault}: the job failed, but not by its worker's death; see {scene.log}")
+    return Blow(fault, died)
+
+
+def at_random(scene: Scene, chance: random.Random, seconds: float) -> Blow:
+    """SIGKILL from outside, to the driver and its JVM at once."""
+    job = scene.start()
+    moment = wait_within(job, chance.uniform(0.3, seconds))
+    if job.poll() is None:
+        os.killpg(job.pid, signal.SIGKILL)
+    ended = allowed(scene, scene.wait(job), 0, KILLED)
+    return Blow(f"after {moment:.2f} s", ended == KILLED)
+
+
+def broker_dies(scene: Scene, broker: Broker, when: str | float, away: float) -> Blow:
+    """SIGKILL to the broker while the job runs: after so many seconds, or while the driver stands at `point@visit`. The
+    broker comes back. The job may go through, or ask to be started again.
+    """
+    job = scene.start(asleep(when) if isinstance(when, str) else "")
+    try:
+        if isinstance(when, str):
+            until(job, lambda: is_stopped(job), f"{when} was reached")
+            how = f"while the driver was at {when}"
+        else:
+            how = f"after {wait_within(job, when):.2f} s"
+        hit = job.poll() is None
+        broker.kill()
+        if isinstance(when, str):
+            os.kill(job.pid, signal.SIGCONT)
+        time.sleep(away)
+        broker.start()
+        ended = allowed(scene, scene.wait(job), 0, AGAIN)
+    finally:
+        end_group(job)
+    return Blow(f"the broker {how}, for {away:.1f} s: the job {'went on' if ended == 0 else 'asked for a start'}", hit)
+
+
+def sleeps_past_a_takeover(scene: Scene, where: str, *, late: bool) -> Blow:
+    """SIGSTOP at `point@visit`; a second driver takes over; SIGCONT while it recovers or, if `late`, when it has ended.
+
+    The first must be fenced, and the ledger must show nothing of it after the takeover.
+    """
+    sleeper = scene.start(asleep(where))
+    second = None
+    try:
+        until(sleeper, lambda: is_stopped(sleeper), f"{where} was reached")
+        os.killpg(sleeper.pid, signal.SIGSTOP)  # its JVM, too
+        old = scene.writers()
+        second = scene.start()
+        until(second, lambda: scene.writers() != old, "it took over")
+        if late:
+            scene.wait(second)
+        os.killpg(sleeper.pid, signal.SIGCONT)
+        ended = scene.wait(sleeper), scene.wait(second)
+    finally:
+        end_group(sleeper)
+        if second is not None:
+            end_group(second)
+    if ended != (FENCED, 0):
+        raise SceneFailed(f"asleep at {where}, late {late}: the drivers ended with {ended}; see {scene.log}")
+    check_fenced(scene)
+    return Blow(f"asleep at {where}, woken when the second {'had ended' if late else 'took over'}", hit=True)
+
+
+def asleep(where: str) -> str:
+    """The fault for `point@visit`."""
+    return "=stop@".join(where.split("@"))
+
+
+def check_fenced(scene: Scene) -> None:
+    """After the newest takeover every record is the new driver's."""
+    taken = scene.writers()[-1]
+    strange = [record["number"] for record in scene.records() if record["number"] > taken != record["writer"]]
+    if strange:
+        raise SceneFailed(f"Records {strange} were written by a driver that was replaced in {taken}.")
+
+
+def wait_within(job: subprocess.Popen[bytes], seconds: float) -> float:
+    """Let a job run for so long, or until it ends."""
+    deadline = time.monotonic() + seconds
+    while job.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.005)
+    return seconds
+
+
+def allowed(scene: Scene, ended: int, *codes: int) -> int:
+    """An exit code that the attack explains."""
+    if ended not in codes:
+        raise SceneFailed(f"exit code {ended}, not one of {codes}; see {scene.log}")
+    return ended
