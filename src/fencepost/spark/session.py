@@ -95,11 +95,12 @@ def make_session(job: str, conf: Mapping[str, str], *, jar: bool = True) -> Spar
         settings |= {**LOCAL, "spark.sql.shuffle.partitions": str(len(os.sched_getaffinity(0)))}
         # Otherwise the tasks take whichever python3 is on the PATH, with none of this one's packages.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    settings |= conf
     if jar:
         settings |= {f"spark.hadoop.{key}": value for key, value in CHECKPOINT_FILES.items()}
         for key in ("spark.driver.extraClassPath", "spark.executor.extraClassPath"):
             settings[key] = os.pathsep.join(filter(None, [str(JAR), conf.get(key)]))
-    for key, value in {**settings, **{k: v for k, v in conf.items() if not k.endswith("extraClassPath")}}.items():
+    for key, value in settings.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()  # type: ignore[no-any-return]
 

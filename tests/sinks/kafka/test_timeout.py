@@ -107,7 +107,7 @@ def test_without_kept_rows_an_epoch_that_is_partly_visible_is_left_to_a_person(l
     scene = lost["bare, second of two"]
     for _ in range(2):
         assert FAILED == scene.run()
-        assert scene.error().startswith("[partly_lost] 1 units of a decided epoch are visible, 1 were lost")
+        assert scene.error().startswith("[partly_lost] 1 units of a decided epoch are visible (")
         assert f"epoch 1, sink '{scene.targets[1]}'" in scene.error()
     whole, part = scene.verdict().values()
     assert ({"lost": 4, "doubled": 0, "wrong": 0}, {"lost": 8, "doubled": 0, "wrong": 0}) == (whole, part)
