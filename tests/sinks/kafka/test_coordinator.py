@@ -201,6 +201,9 @@ def test_a_broker_that_is_away_is_silence_and_heard_again_when_it_is_back(tmp_pa
         broker.resume()
         # Whether the end that got no answer went through, only a question tells. It did: it lay in the broker's queue.
         assert "CompleteCommit" == state_of(broker, body)
+        # Killed before it wrote the markers, this broker was seen to come back with the transaction committed for its
+        # coordinator and open for its readers, for ever.
+        until(lambda: seen(broker, "t") == [1], "the row was visible")
 
         broker.kill()
         with pytest.raises(Silent):

@@ -18,7 +18,7 @@ from kafka import TopicPartition, errors
 from kafka.admin import ConfigResource, KafkaAdminClient
 from kafka.protocol.admin.transactions import DescribeTransactionsRequest
 from kafka.protocol.metadata import CoordinatorType
-from kafka.protocol.producer.transaction import EndTxnRequest
+from kafka.protocol.producer.transaction import EndTxnRequest, WriteTxnMarkersRequest
 
 from fencepost.kafka_servers import Servers
 
@@ -157,6 +157,11 @@ class Coordinator:
             for one in found.active_producers
             if one.current_transaction_start_offset >= 0
         ]
+
+    def mark_committed(self, held: Iterable[Held], epoch: int) -> None:
+        """Write the commit markers that a broker forgot; `epoch` is the coordinator's. Needs ALTER on the cluster."""
+        for one in held:
+            self._ask(lambda admin, one=one: admin._manager.run(_mark_committed, admin, one, epoch))  # type: ignore[misc]
 
     def partitions(self) -> dict[str, list[tuple[str, int]]]:
         """Every topic that we may see, with its partitions."""
@@ -302,6 +307,28 @@ async def _end(admin: Any, transaction: Mapping[str, Any], commit: bool) -> str 
     if issubclass(getattr(errors, name), UNHEARD):
         _raise(name)
     return None if name == "NoError" else name
+
+
+async def _mark_committed(admin: Any, held: Held, epoch: int) -> None:
+    marker = WriteTxnMarkersRequest.WritableTxnMarker
+    topic = marker.WritableTxnMarkerTopic(name=held.topic, partition_indexes=[held.partition])
+    request = WriteTxnMarkersRequest(
+        markers=[
+            marker(
+                producer_id=held.pid,
+                producer_epoch=epoch,
+                transaction_result=True,
+                topics=[topic],
+                coordinator_epoch=-1,  # by hand, as Kafka's own tool does
+            )
+        ]
+    )
+    place = TopicPartition(held.topic, held.partition)
+    ((leader, _),) = (await admin._async_get_leader_for_partitions([place])).items()
+    answer = await admin._manager.send(request, node_id=leader)
+    for result in answer.markers:
+        for one in (one for topics in result.topics for one in topics.partitions):
+            _raise(_error_name(one.error_code))
 
 
 async def _coordinators(admin: Any, ids: list[str]) -> dict[int, list[str]]:

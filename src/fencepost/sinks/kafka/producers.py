@@ -48,6 +48,8 @@ class Plain:
     """A producer without transactions, for the weaker levels; also what `Slot` is made of."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
+        self.shaken = False
+        """A broker went away since we last looked."""
         self._producer = Producer(
             {
                 "enable.idempotence": True,
@@ -55,7 +57,7 @@ class Plain:
                 "allow.auto.create.topics": False,  # a deleted one would come back with the brokers' defaults
                 "message.timeout.ms": DELIVERY_S * 1000,
                 "queue.buffering.max.kbytes": 2_097_151,
-                "error_cb": _ignore,  # what counts comes with the messages; the rest is brokers coming and going
+                "error_cb": self._shake,  # what counts comes with the messages; the rest is brokers coming and going
                 "logger": log,
                 "log_level": 3,  # a coordinator that is being elected is no news
                 **settings,
@@ -64,6 +66,9 @@ class Plain:
         self._reports: dict[KafkaError | None, Message] = {}
         self._handed = 0
         """Bytes of rows since the queue was last empty."""
+
+    def _shake(self, _: KafkaError) -> None:
+        self.shaken = True
 
     def send(self, columns: Columns, batches: Iterable[pa.RecordBatch]) -> None:
         """Hand rows to the client; an error of an earlier one ends it."""
@@ -203,7 +208,3 @@ def _fatal_errors() -> Iterator[None]:
         if isinstance(error.__cause__, KafkaException):
             raise error.__cause__ from None
         raise
-
-
-def _ignore(_: KafkaError) -> None:
-    return None

@@ -28,6 +28,7 @@ from fencepost.rows import Rows
 from fencepost.sinks.contract import OutputMode, Session
 from fencepost.sinks.kafka import ids, trouble
 from fencepost.sinks.kafka.coordinator import ONGOING, Coordinator, Denied, Silent, Transaction
+from fencepost.sinks.kafka.markers import see_through
 from fencepost.sinks.kafka.messages import BadMessage
 from fencepost.sinks.kafka.outcome import Fate, fate
 from fencepost.sinks.kafka.parallel import DEFAULT_TIMEOUT_MS, RowsOfUnit, unit_rows
@@ -60,6 +61,8 @@ class KafkaSession(Session):
         """Handles whose transaction one of our own producers holds."""
         self._voted: set[str] = set()
         """Handles of the running epoch that were open when we asked."""
+        self._last: list[Mapping[str, Any]] = []
+        """What was committed last."""
         self._plain: Plain | None = None
         self._swept = time.monotonic()
 
@@ -172,6 +175,7 @@ class KafkaSession(Session):
         """The question was asked at the end of the pre-commit, once for everything that a handle needs."""
         asked = [handle for handle in handles if handle.id not in self._voted]
         try:
+            self._see_the_last_through()
             found = self._coordinator.describe([handle.body["id"] for handle in asked])
         except (Silent, Denied) as error:
             raise self._at(trouble.failed(error), epoch) from error
@@ -180,6 +184,7 @@ class KafkaSession(Session):
     def commit(self, epoch: Epoch, handles: tuple[Handle, ...]) -> Mapping[str, Outcome]:
         """Let our own producers commit; end the others by name."""
         outcomes = {handle.id: self._commit(epoch, handle) for handle in handles}
+        self._last = [handle.body for handle in handles if outcomes[handle.id] is Outcome.DONE]
         self._voted.clear()  # whoever asks again asks the coordinator first
         return outcomes
 
@@ -213,6 +218,7 @@ class KafkaSession(Session):
                 now = said(self.owner.staging.root.parent, handle.id)
             match now:
                 case Fate.COMMITTED:
+                    see_through(self._coordinator, body)
                     return Outcome.DONE
                 case Fate.ABORTED:
                     return Outcome.GONE
@@ -225,6 +231,15 @@ class KafkaSession(Session):
             if self._coordinator.end(body, commit=True) is not None:
                 time.sleep(0.05)  # markers of an end that is under way are being written
         return Outcome.IN_DOUBT
+
+    def _see_the_last_through(self) -> None:
+        """A broker went away: did it forget the markers of the last commit? Asked before that counts as done."""
+        if self._last and (self._sink.parallel or any(slot.shaken for slot in self._slots)):
+            for body in self._last:
+                see_through(self._coordinator, body)
+            self._last = []
+            for slot in self._slots:
+                slot.shaken = False
 
     def _ask_the_topic(self, body: Mapping[str, Any]) -> Fate:
         if body["first"] is None:
@@ -258,6 +273,7 @@ class KafkaSession(Session):
             return ()  # with `parallel`, an attempt that failed may have left one in any epoch
         self._swept = time.monotonic()
         try:
+            self._see_the_last_through()
             return self._orphans(before)
         except (Silent, Denied) as error:
             if at_leisure:
@@ -347,6 +363,7 @@ class KafkaSession(Session):
             "started_ms": found.started_ms,
             "timeout_ms": found.timeout_ms,
             "end_version": self._coordinator.end_version(),
+            "partitions": {name: sorted(n for t, n in found.partitions if t == name) for name, _ in found.partitions},
             "first": list(first) if first else None,
         }
         name = f"{found.id}:{found.pid}:{found.epoch}:{found.started_ms}"
