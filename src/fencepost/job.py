@@ -220,6 +220,8 @@ class Job:
 
     def _written_in_tasks(self, frames: Mapping[str, Any]) -> dict[str, Any]:
         """The branches whose sink is written to by the tasks, with that at their end."""
+        if self._guarantee is not Guarantee.EXACTLY_ONCE:  # the weaker levels send plainly, from the driver
+            return dict(frames)
         writes = {name: self._branches[name][1].in_tasks(self.name) for name in frames}
         return {
             name: frame if (write := writes[name]) is None else tasks.written_in_tasks(frame, write)

@@ -56,20 +56,23 @@ class Kafka(Sink):
     topic_column: str | None = None
     """Writing: the column with the topic of each row; a row without one goes to `topic`."""
     serializer: Serializer | None = None
-    """Writing: a function from a row (a dict) to bytes, instead of JSON."""
+    """Writing: a function from a row (a dict, with the key column in it) to bytes, instead of JSON. With `parallel` it
+    is pickled."""
     keep_rows: bool = True
     """Writing: keep an epoch's rows until they are visible, so that a transaction which the broker times out is written
     again. Without it such an epoch runs again if nothing of it is visible, and needs a person otherwise."""
     parallel: bool = False
     """Writing: let the tasks write, a transaction each, for outputs that outgrow one driver. An epoch's transactions
-    become visible one by one."""
+    become visible one by one, and each writes a marker to every partition it touched: coalesce first."""
     transaction_timeout: float | None = None
-    """Writing: seconds after which the broker aborts an open transaction; by default 900, or what the brokers allow."""
+    """Writing: seconds after which the broker aborts an open transaction; by default 900, or what the brokers allow. An
+    epoch and a restart have to fit into it."""
     prefix: str = PREFIX
     """Writing: what transactional ids begin with; for clusters that grant them by prefix."""
     producer: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Writing: more settings of librdkafka's producer (compression.type, linger.ms …)."""
     name: str = ""
+    """By default made of the topic. The ledger knows the sink by it: give it, if the topic may change."""
 
     connector = "kafka"
 

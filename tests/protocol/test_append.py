@@ -9,6 +9,7 @@ import pytest
 from fencepost.errors import Fenced
 from fencepost.protocol import effects as e
 from fencepost.protocol.append import Book, append, new_ledger, read_ledger, try_append
+from fencepost.protocol.epoch import decide
 from fencepost.protocol.records import Body, Epoch, Lineage, Number, Sealed, Writer, WriterNumber
 
 
@@ -125,3 +126,27 @@ def test_a_failed_append_leaves_the_drivers_view_as_it_was() -> None:
     store.driver("new")
     assert not store.run(try_append(old, writer("again"), "takeover"))
     assert before == (old.state, old.writer, old.present)
+
+
+@pytest.mark.parametrize("created", [True, False], ids=["ours stands", "the number was taken"])
+def test_a_fenced_driver_knows_whether_its_decision_stands_in_the_ledger(created: bool) -> None:
+    """If it does, the newer driver finishes it, and its handles must not be aborted."""
+    store = Store()
+    old = store.driver("old")
+    if not created:
+        store.driver("new")
+    step = decide(old, Epoch(0), 'v1\n{}\n{"position":1}', (), e.Snapshot("v1\n{}", {}))
+    with pytest.raises(Fenced):
+        store.run(step if not created else _taken_over_after_the_record(store, step))
+    assert (Epoch(0) if created else None) == old.deciding
+    assert created == (store.run(read_ledger("l", "job")).open is not None)
+
+
+def _taken_over_after_the_record(store: Store, step: e.Step[Any]) -> e.Step[Any]:
+    """A newer driver starts between our record and our look for newer ones."""
+    answer: Any = None
+    while True:
+        effect = step.send(answer)
+        answer = yield effect
+        if isinstance(effect, e.Create):
+            store.driver("new")

@@ -18,7 +18,7 @@ config = click.option(
     "--config", type=_FOLDER, help="A client's properties file: how to log in, and bootstrap.servers."
 )
 checkpoint = click.option(
-    "--checkpoint", type=_FOLDER, help="The job's checkpoint: its ledger tells what is decided. Only read."
+    "--checkpoint", type=_FOLDER, help="The job's checkpoint: its ledger tells what is decided, and is only read."
 )
 yes = click.option("--yes", is_flag=True, help="Do it. Without it the plan is printed and nothing is done.")
 

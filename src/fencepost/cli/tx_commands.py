@@ -103,7 +103,7 @@ def commit(servers: Servers | None, name: str, path: Path | None, *, yes: bool) 
         if now is Fate.COMMITTED:
             out.print(f"{escape(name)} is committed already.")
             return 0
-        if now is not Fate.OPEN:
+        if now is not Fate.OPEN or row.fate is not Fate.OPEN:  # what the coordinator itself holds under this name
             raise not_open(row, handle, now)
         if ahead := inventory.in_the_way(row, cluster.others(row)):
             raise out_of_turn(name, ahead[0])

@@ -42,6 +42,14 @@ def may_abort(row: Row, *, accept_loss: bool) -> Transaction:
             safe=UNTOUCHED,
             next=f"{safe_to_do(row)} If it has to go: --accept-loss --yes.",
         )
+    if row.verdict is Verdict.RUNNING and not accept_loss:
+        raise Refused(
+            "may_be_decided",
+            "It is of the latest writer: if that driver runs, it may decide this epoch while we abort it.",
+            safe=UNTOUCHED,
+            next="Leave it; if the driver is dead, the next start of the job aborts it. If it has to go now: "
+            "--accept-loss --yes.",
+        )
     if row.verdict is Verdict.UNKNOWN and not accept_loss:
         raise Refused(
             "may_be_decided",

@@ -83,8 +83,9 @@ def try_append(book: Book, body: Body, point: str) -> Step[bool]:
             if found is not None:
                 answer = Created.CREATED if found == data else Created.TAKEN
             elif answer is Created.TAKEN:
-                return False  # taken, and already retired: the ledger is far ahead of me
+                break  # taken, and already retired: the ledger is far ahead of me
     if answer is Created.TAKEN:
+        book.deciding = None  # the number is another driver's: a decision of ours is nowhere, and never will be
         return False
 
     names = yield from ask(Names("append.list", state.lineage_id))

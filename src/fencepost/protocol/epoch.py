@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fencepost.errors import EpochFailed, Fenced, InDoubt, RecoveryNeeded
+from fencepost.errors import EpochFailed, InDoubt, RecoveryNeeded
 from fencepost.protocol.append import Book, append, raise_fenced, read_ledger, retire
 from fencepost.protocol.effects import (
     Abort,
@@ -120,11 +120,7 @@ def decide(book: Book, epoch: Epoch, offsets: str, handles: tuple[Handle, ...], 
         sources=snapshot.sources,
     )
     book.deciding = epoch
-    try:
-        yield from append(book, body, "decide")
-    except Fenced:
-        book.deciding = None  # the number is another driver's: ours is nowhere, and never will be
-        raise
+    yield from append(book, body, "decide")
 
 
 def commit_open(book: Book, order: tuple[SinkFacts, ...]) -> Step[tuple[Handle, ...]]:

@@ -245,6 +245,14 @@ def void(book: Book, epoch: Epoch, gone: tuple[Handle, ...], order: tuple[SinkFa
         mine = tuple(h for h in handles_of(sink, opened.handles) if h.id not in lost)
         answers: Mapping[str, Outcome] = (yield from ask(Commit("recover.ask", sink, epoch, mine))) if mine else {}
         visible += [name for name, outcome in answers.items() if outcome is Outcome.DONE]
+        if Outcome.IN_DOUBT in answers.values():
+            raise InDoubt(
+                "in_doubt",
+                f"{len(lost)} decided units were lost, and the sink does not say whether others of the epoch are "
+                "visible.",
+                where=book.where,
+                next="See that the sink's target answers, then start the job again; recovery asks first.",
+            ).at(epoch=epoch, sink=sink)
     if visible:
         raise OperatorNeeded(
             "partly_lost",

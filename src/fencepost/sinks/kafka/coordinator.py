@@ -161,7 +161,10 @@ class Coordinator:
     def mark_committed(self, held: Iterable[Held], epoch: int) -> None:
         """Write the commit markers that a broker forgot; `epoch` is the coordinator's. Needs ALTER on the cluster."""
         for one in held:
-            self._ask(lambda admin, one=one: admin._manager.run(_mark_committed, admin, one, epoch))  # type: ignore[misc]
+            self._mark(one, epoch)
+
+    def _mark(self, held: Held, epoch: int) -> None:
+        self._ask(lambda admin: admin._manager.run(_mark_committed, admin, held, epoch))
 
     def partitions(self) -> dict[str, list[tuple[str, int]]]:
         """Every topic that we may see, with its partitions."""

@@ -27,7 +27,7 @@ def see_through(coordinator: Coordinator, body: Mapping[str, Any]) -> None:
     Only while the coordinator remembers this very transaction, before and after the partitions were asked: what they
     hold then is this one, and nobody has opened another under its name.
     """
-    places = [(topic, number) for topic, numbers in body["partitions"].items() for number in numbers]
+    places = [(topic, number) for topic, numbers in body.get("partitions", {}).items() for number in numbers]
     for _ in range(40):
         found = coordinator.describe([body["id"]])[body["id"]]
         if found is None or fate(body, found) is not Fate.COMMITTED:

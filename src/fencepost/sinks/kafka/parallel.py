@@ -29,9 +29,7 @@ from fencepost.rows import Rows
 from fencepost.sinks.contract import UNIT, UNIT_FACTS, Attempt
 from fencepost.sinks.kafka import ids
 from fencepost.sinks.kafka.producers import Slot
-from fencepost.sinks.kafka.sink import KafkaSink
-
-DEFAULT_TIMEOUT_MS = 900_000
+from fencepost.sinks.kafka.sink import LONGEST_MS, KafkaSink
 
 
 class Pool:
@@ -41,9 +39,10 @@ class Pool:
     once the epoch is done for good (see `Slot.used_in`).
     """
 
-    def __init__(self, owner: tuple[str, str, WriterNumber]) -> None:
+    def __init__(self, owner: tuple[str, WriterNumber]) -> None:
         self.owner = owner
         self.ready: deque[Slot] = deque()
+        self.preparing = False
         self._used: dict[str, Epoch] = {}
         self._lock = Lock()
 
@@ -61,9 +60,9 @@ class Pool:
             self._used[slot.id] = epoch
 
 
-_pools: dict[str, Pool] = {}
-"""By sink. Workers outlive a restart of the query: another writer gets another pool, for a new driver's sweep of older
-writers would abort what this one still writes."""
+_pools: dict[tuple[str, str], Pool] = {}
+"""By job and sink. Workers outlive a restart of the query: another writer gets another pool, for a new driver's sweep
+of older writers would abort what this one still writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,25 +94,27 @@ class TaskWriter:
         pool.used(slot, attempt.epoch)
         nothing = pa.RecordBatch.from_arrays([pa.nulls(1, field.type) for field in schema], schema=_nullable(schema))
         yield _with_unit(nothing, [slot.id], [json.dumps({"rows": rows, "first": first})])
-        # For the next epoch, and not in its way.
-        Thread(target=self._prepare, args=(pool, attempt), daemon=True).start()
+        if not pool.ready and not pool.preparing:  # for the next epoch, and not in its way
+            pool.preparing = True
+            Thread(target=self._prepare, args=(pool, attempt), daemon=True).start()
 
     def _make(self, pool: Pool, attempt: Attempt) -> Slot:
         sink = self.sink
         name = pool.free_id(attempt.epoch) or ids.name(
             sink.prefix, self.job, attempt.lineage, attempt.writer, sink=sink.name, slot=uuid.uuid4().hex[:12]
         )
-        return Slot(name, {**sink.servers.for_writing(), **sink.producer}, sink.timeout_ms or DEFAULT_TIMEOUT_MS)
+        return Slot(name, {**sink.servers.for_writing(), **sink.producer}, sink.timeout_ms or LONGEST_MS)
 
     def _prepare(self, pool: Pool, attempt: Attempt) -> None:
         with suppress(KafkaException):  # whoever needs it then makes it himself, and fails for all to see
             pool.ready.append(self._make(pool, attempt))
+        pool.preparing = False
 
     def _pool(self, attempt: Attempt) -> Pool:
-        owner = (self.job, attempt.lineage, attempt.writer)
-        pool = _pools.get(self.sink.name)
+        owner, key = (attempt.lineage, attempt.writer), (self.job, self.sink.name)
+        pool = _pools.get(key)
         if pool is None or pool.owner != owner:
-            pool = _pools[self.sink.name] = Pool(owner)
+            pool = _pools[key] = Pool(owner)
         return pool
 
 

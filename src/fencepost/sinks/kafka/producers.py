@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from itertools import groupby
+from threading import Event, Thread
 from typing import Any
 
 import pyarrow as pa
@@ -48,7 +50,8 @@ class Plain:
     """A producer without transactions, for the weaker levels; also what `Slot` is made of."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
-        self.shaken = False
+        # Not a method of ours: the client would hold us, and be let go of only by the garbage collector, anywhere.
+        self.shaken = shaken = Event()
         """A broker went away since we last looked."""
         self._producer = Producer(
             {
@@ -57,7 +60,9 @@ class Plain:
                 "allow.auto.create.topics": False,  # a deleted one would come back with the brokers' defaults
                 "message.timeout.ms": DELIVERY_S * 1000,
                 "queue.buffering.max.kbytes": 2_097_151,
-                "error_cb": self._shake,  # what counts comes with the messages; the rest is brokers coming and going
+                "error_cb": lambda _: (
+                    shaken.set()
+                ),  # what counts comes with the messages; the rest is brokers coming and going
                 "logger": log,
                 "log_level": 3,  # a coordinator that is being elected is no news
                 **settings,
@@ -66,9 +71,6 @@ class Plain:
         self._reports: dict[KafkaError | None, Message] = {}
         self._handed = 0
         """Bytes of rows since the queue was last empty."""
-
-    def _shake(self, _: KafkaError) -> None:
-        self.shaken = True
 
     def send(self, columns: Columns, batches: Iterable[pa.RecordBatch]) -> None:
         """Hand rows to the client; an error of an earlier one ends it."""
@@ -141,11 +143,13 @@ class Plain:
             raise Undelivered(error, where)
         if left:
             raise Undelivered(KafkaError(KafkaError._MSG_TIMED_OUT))
-        return None if first is None else (str(first.topic()), int(first.partition() or 0), int(first.offset() or 0))
+        if first is None or first.offset() is None:  # of a message that was sent twice, the client may not know it
+            return None
+        return str(first.topic()), int(first.partition() or 0), int(first.offset() or 0)
 
 
 class Slot(Plain):
-    """One transactional id and its producer, kept from epoch to epoch."""
+    """One transactional id and its producer; the driver keeps them from epoch to epoch."""
 
     def __init__(self, name: str, settings: Mapping[str, Any], timeout_ms: int) -> None:
         super().__init__(
@@ -180,7 +184,8 @@ class Slot(Plain):
         deadline = time.monotonic() + COMMIT_S
         while True:
             try:
-                self._producer.commit_transaction(max(0.1, deadline - time.monotonic()))
+                with _fatal_errors():
+                    self._producer.commit_transaction(max(0.1, deadline - time.monotonic()))
             except KafkaException as error:
                 if not error.args[0].retriable() or time.monotonic() > deadline:
                     raise
@@ -189,7 +194,22 @@ class Slot(Plain):
 
     def abort(self) -> None:
         """Undo the transaction; only for one that is surely not decided."""
-        self._producer.abort_transaction(COMMIT_S)
+        with _fatal_errors():
+            self._producer.abort_transaction(COMMIT_S)
+
+
+def in_background(make: Callable[[], Slot]) -> Future[Slot]:
+    """In a thread that does not keep the process: an executor's would be waited for at its end."""
+    made: Future[Slot] = Future()
+
+    def run() -> None:
+        try:
+            made.set_result(make())
+        except BaseException as error:  # noqa: BLE001 - raised where the result is wanted
+            made.set_exception(error)
+
+    Thread(target=run, name="fencepost-producer", daemon=True).start()
+    return made
 
 
 def _place(topic: str | None, partition: int | None, key: Any, value: Any) -> str:

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
-from threading import Thread
 from typing import Any
 
 import pyarrow as pa
@@ -31,13 +30,12 @@ from fencepost.sinks.kafka.coordinator import ONGOING, Coordinator, Denied, Sile
 from fencepost.sinks.kafka.markers import see_through
 from fencepost.sinks.kafka.messages import BadMessage
 from fencepost.sinks.kafka.outcome import Fate, fate
-from fencepost.sinks.kafka.parallel import DEFAULT_TIMEOUT_MS, RowsOfUnit, unit_rows
-from fencepost.sinks.kafka.producers import Plain, Slot, Undelivered
+from fencepost.sinks.kafka.parallel import RowsOfUnit, unit_rows
+from fencepost.sinks.kafka.producers import Plain, Slot, Undelivered, in_background
 from fencepost.sinks.kafka.settled import said
-from fencepost.sinks.kafka.sink import KafkaSink
+from fencepost.sinks.kafka.sink import LONGEST_MS, KafkaSink
 from fencepost.sinks.kafka.witness import testify
 
-LONGEST_MS = 900_000
 SHORT_MS = 60_000
 SWEEP_S = 10.0
 """How often, between epochs, the cluster is asked for transactions that older writers left open."""
@@ -85,8 +83,8 @@ class KafkaSession(Session):
     def _check_timeout(self, largest: int | None) -> None:
         if self._sink.timeout_ms is None:
             self._timeout_ms = min(LONGEST_MS, largest or LONGEST_MS)
-            if self._sink.parallel and self._timeout_ms < DEFAULT_TIMEOUT_MS:
-                usual = f"by default {DEFAULT_TIMEOUT_MS} ms in tasks"
+            if self._sink.parallel and self._timeout_ms < LONGEST_MS:
+                usual = f"by default {LONGEST_MS} ms in tasks"
                 raise trouble.timeout_too_long(f": {usual}, and they allow {largest} ms")
         elif largest is not None and self._sink.timeout_ms > largest:
             raise trouble.timeout_too_long(f": {self._sink.timeout_ms} ms, and they allow {largest} ms")
@@ -234,17 +232,17 @@ class KafkaSession(Session):
 
     def _see_the_last_through(self) -> None:
         """A broker went away: did it forget the markers of the last commit? Asked before that counts as done."""
-        if self._last and (self._sink.parallel or any(slot.shaken for slot in self._slots)):
+        if self._last and (self._sink.parallel or any(slot.shaken.is_set() for slot in self._slots)):
             for body in self._last:
                 see_through(self._coordinator, body)
             self._last = []
             for slot in self._slots:
-                slot.shaken = False
+                slot.shaken.clear()
 
     def _ask_the_topic(self, body: Mapping[str, Any]) -> Fate:
-        if body["first"] is None:
-            return Fate.UNKNOWN
-        topic, partition, offset = body["first"]
+        topic, partition, offset = body["first"] or ("", 0, 0)
+        if topic != self._sink.columns.topic:
+            return Fate.UNKNOWN  # of topics that rows name we do not know whether they are still the same
         compacted = self._coordinator.is_compacted(topic)
         return testify(self._sink.servers, (topic, partition, offset), compacted=compacted)
 
@@ -264,6 +262,10 @@ class KafkaSession(Session):
             self._drop(slot, abort=undecided)
         self._open.clear()
         self._voted.clear()
+        if self._sink.parallel and undecided and self._owner is not None:
+            # What the tasks wrote for this epoch; of the epochs before, all is committed.
+            for orphan in self.orphans(WriterNumber(self._owner.writer + 1), at_leisure=True):
+                self.abort(orphan)
 
     # --- orphans
 
@@ -278,34 +280,35 @@ class KafkaSession(Session):
         except (Silent, Denied) as error:
             if at_leisure:
                 return ()  # the next sweep finds them
-            raise self._at(trouble.no_answer(error, self._sink.servers)) from error
+            denied = isinstance(error, Denied)
+            raise self._at(trouble.failed(error) if denied else trouble.no_answer(error, self._sink.servers)) from error
 
     def _orphans(self, before: WriterNumber) -> tuple[Handle, ...]:
-        lineages = {lineage[:8] for lineage in (self.owner.lineage, *self.owner.ancestors)}
         held = {slot.id for slot in self._open.values()}
         owned = [ids.read(name) for name in self._coordinator.open_ids()]
         old = [
             one.id
             for one in owned
             if one is not None
-            and (one.job, one.sink) == (self._job, self._sink.name)
-            and (one.lineage in lineages and one.writer < before)
+            and (one.job, one.lineage, one.sink) == (self._job, self.owner.lineage[:8], self._sink.name)
+            and one.writer < before
             and one.id not in held
         ]
         found = self._coordinator.describe(old)
         return tuple(self._handle(one, 0, (), None) for one in found.values() if one and one.state == ONGOING)
 
     def abort(self, handle: Handle) -> None:
-        """Undo one orphan, and see that it is undone."""
-        body = handle.body
+        """Undo one orphan, and see that it is undone; one that stays holds up readers until the next sweep."""
+        body, why = handle.body, "it is being ended"
         try:
-            for _ in range(20):
+            for _ in range(10):
                 if fate(body, self._coordinator.describe([body["id"]])[body["id"]]) is not Fate.OPEN:
                     return
-                if self._coordinator.end(body, commit=False) is not None:
-                    time.sleep(0.05)
+                why = self._coordinator.end(body, commit=False) or why
+                time.sleep(0.05)
         except (Silent, Denied) as error:
-            raise self._at(trouble.no_answer(error, self._sink.servers)) from error
+            why = str(error)
+        log.warning("sink %s: the orphan %s is still open: %s", self._sink.name, body["id"], why)
 
     def close(self) -> None:
         """Let go of producers and connection; what is open stays open."""
@@ -320,9 +323,10 @@ class KafkaSession(Session):
         """A producer whose last epoch is done for good: in steady state, two take turns."""
         free = next((slot for slot in self._slots if slot.is_free(epoch)), None)
         if free is None and self._spare is not None:
-            free = self._spare.result()
-            self._spare = None
-            self._slots.append(free)
+            spare, self._spare = self._spare, None
+            if spare.exception() is None:  # otherwise another one is made here, and fails for all to see
+                free = spare.result()
+                self._slots.append(free)
         if free is None:
             first = not self._made
             free = self._new_slot(self._new_id())
@@ -383,17 +387,3 @@ class KafkaSession(Session):
                 handle.body["timeout_ms"] / 1000,
                 ", and its rows are then written again" if handle.kept else "",
             )
-
-
-def in_background(make: Callable[[], Slot]) -> Future[Slot]:
-    """In a thread that does not keep the process: an executor's would be waited for at its end."""
-    made: Future[Slot] = Future()
-
-    def run() -> None:
-        try:
-            made.set_result(make())
-        except BaseException as error:  # noqa: BLE001 - raised where the result is wanted
-            made.set_exception(error)
-
-    Thread(target=run, name="fencepost-producer", daemon=True).start()
-    return made

@@ -24,12 +24,15 @@ OURS = frozenset(
         "enable.gapless.guarantee",
         "max.in.flight",
         "max.in.flight.requests.per.connection",
+        "queue.buffering.max.messages",
         "retries",
         "message.send.max.retries",
     }
 )
 """Settings of the producer on which the guarantee rests."""
 
+LONGEST_MS = 900_000
+"""The brokers' usual limit of a transaction."""
 NOT_KEPT = (
     "keep_rows=False: if the driver is down for longer than the transaction timeout, the brokers drop what was "
     "decided. The epoch then runs again if nothing of it is visible; if a part is, the job stops and a person has to "
@@ -49,7 +52,7 @@ class KafkaSink(Sink):
     timeout_ms: int | None = None
     """None: fifteen minutes, or as long as the brokers allow."""
     prefix: str
-    producer: Mapping[str, str] = field(default_factory=dict)
+    producer: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         """Refuse settings that would break the promise."""

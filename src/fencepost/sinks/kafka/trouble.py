@@ -61,7 +61,14 @@ def no_answer(error: Exception, servers: Servers) -> FencepostError:
 def _is_refused(servers: Servers) -> bool:
     errors: list[KafkaError] = []
     settings: dict[str, Any] = {**servers.for_writing(), "error_cb": errors.append, "log_level": 0}
-    client = AdminClient(settings)
+    try:
+        client = AdminClient(settings)
+    except KafkaException as error:
+        raise BadConfig(
+            "bad_security",
+            f"Kafka's client does not take these settings: {error.args[0].name()}.",
+            next="Mend security={…}; paths of certificates have to exist.",
+        ) from None
     deadline = time.monotonic() + LOG_IN_S
     while time.monotonic() < deadline and not any(error.code() == KafkaError._AUTHENTICATION for error in errors):
         client.poll(0.1)
