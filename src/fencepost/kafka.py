@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
@@ -137,10 +138,11 @@ class Kafka(Sink):
                 "value= and serializer= both say what a message's value is.",
                 next="Give one of them.",
             ).at(sink=self.name)
-        if self.transaction_timeout is not None and self.transaction_timeout < 1:
+        given = self.transaction_timeout
+        if given is not None and (type(given) not in (int, float) or not 1 <= given < math.inf):
             raise BadConfig(
                 "transaction_timeout",
-                f"transaction_timeout={self.transaction_timeout} is no time for an epoch and a restart.",
+                f"transaction_timeout={given!r} is no time for an epoch and a restart.",
                 next="Give seconds; 900 is the brokers' usual limit.",
             ).at(sink=self.name)
         return KafkaSink(

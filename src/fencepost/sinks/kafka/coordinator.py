@@ -203,7 +203,7 @@ class Coordinator:
         (found,) = self._ask(lambda admin: admin.describe_topics([name]))
         if code := found["error_code"]:
             error = _error_name(code)
-            if error == "UnknownTopicOrPartitionError":
+            if error in ("UnknownTopicOrPartitionError", "InvalidTopicError"):
                 return None
             raise Denied(error)
         rights = found.get("authorized_operations") or ["WRITE"]

@@ -70,6 +70,10 @@ class KafkaSession(Session):
         """Check columns, topic, rights and timeout; the identity is the cluster's id and the topic's."""
         self._sink.columns.check(schema)
         try:
+            Plain(self._settings)  # settings that the client does not take are said now, not in the first epoch
+        except KafkaException as error:
+            raise self._at(trouble.bad_setting(self._sink.producer)) from error
+        try:
             cluster = self._coordinator.cluster_id()
             self._check_timeout(self._coordinator.largest_timeout_ms())
             self._coordinator.end_version()
@@ -161,6 +165,8 @@ class KafkaSession(Session):
 
     def again(self, epoch: Epoch, lost: Handle, rows: Rows) -> Handle | None:
         """Once more, from the driver; of rows that tasks kept, those of the lost transaction."""
+        what = "sink %s, epoch %d: the broker lost a decided transaction; its %d rows are written again"
+        log.warning(what, self._sink.name, epoch, lost.rows)
         if not self._sink.parallel:
             return self.pre_commit(epoch, rows)
         unit = lost.body.get("unit", lost.body["id"])  # what is lost may itself have been written again
@@ -187,9 +193,9 @@ class KafkaSession(Session):
         return outcomes
 
     def _commit(self, epoch: Epoch, handle: Handle) -> Outcome:
-        self._warn_if_old(handle)
         slot = self._open.pop(handle.id, None)
         if slot is not None:
+            self._warn_if_old(handle)
             try:
                 slot.commit()
             except KafkaException as error:
@@ -225,6 +231,7 @@ class KafkaSession(Session):
             if known is Fate.UNKNOWN:
                 # Readers wait there, perhaps for another; the coordinator holds under our name what is not ours.
                 return Outcome.IN_DOUBT
+            self._warn_if_old(handle)
             faults.reach("kafka.ending")
             if self._coordinator.end(body, commit=True) is not None:
                 time.sleep(0.05)  # markers of an end that is under way are being written

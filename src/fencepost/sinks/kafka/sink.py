@@ -56,11 +56,13 @@ class KafkaSink(Sink):
 
     def __post_init__(self) -> None:
         """Refuse settings that would break the promise."""
-        if broken := sorted(OURS & {*self.producer}):
+        login = {name for name in self.producer if name.startswith(("sasl.", "ssl.", "security."))}
+        if broken := sorted((OURS & {*self.producer}) | login):
             raise BadConfig(
                 "producer_setting",
-                f"producer={{{broken[0]!r}: …}} is ours: exactly-once rests on it.",
-                next="Leave it out (the timeout has an argument of its own: transaction_timeout).",
+                f"producer={{{broken[0]!r}: …}} is not for you to set: exactly-once rests on it, or on the log-in.",
+                next="Leave it out; the timeout has an argument of its own (transaction_timeout), and so has the "
+                "log-in (security).",
             ).at(sink=self.name)
 
     @property
@@ -71,7 +73,7 @@ class KafkaSink(Sink):
             repeatable=True,
             perishable=True,
             keeps_rows=self.keep_rows,
-            atomic=not self.parallel,
+            atomic=False,  # readers are let go on partition by partition
             modes=frozenset({"append", "update"}),
             note="" if self.keep_rows else NOT_KEPT,
         )

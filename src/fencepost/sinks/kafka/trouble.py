@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
@@ -73,6 +74,16 @@ def _is_refused(servers: Servers) -> bool:
     while time.monotonic() < deadline and not any(error.code() == KafkaError._AUTHENTICATION for error in errors):
         client.poll(0.1)
     return time.monotonic() < deadline
+
+
+def bad_setting(producer: Mapping[str, str]) -> FencepostError:
+    """The client cannot even be made."""
+    return BadConfig(
+        "producer_setting",
+        f"librdkafka does not take a setting of producer={{…}} ({', '.join(sorted(producer)) or 'none given'}) or of "
+        "security={…}.",
+        next="Look for a misspelt name, a value of the wrong kind, or a certificate's path that does not exist.",
+    )
 
 
 def ended() -> FencepostError:
