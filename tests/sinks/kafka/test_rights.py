@@ -65,18 +65,18 @@ def granted(broker: Broker, *rules: tuple[ResourceType, str, AclOperation]):
         ResourceType.ANY, None, ResourcePatternType.ANY, "User:weak", None, AclOperation.ANY, AclPermissionType.ANY
     )
 
-    def count() -> int:
-        return len(admin.describe_acls(everything).result(20))
+    def there() -> set[tuple[Any, ...]]:
+        return {(one.restype, one.name, one.operation) for one in admin.describe_acls(everything).result(20)}
 
-    for done in admin.create_acls(bindings).values() if bindings else ():
-        done.result(20)
-    until(lambda: count() == len(bindings), "the rights were granted")
     try:
+        for done in admin.create_acls(bindings).values() if bindings else ():
+            done.result(20)
+        until(lambda: set(rules) <= there(), "the rights were granted")
         yield
     finally:
         for deleted in admin.delete_acls([everything]).values():
             deleted.result(20)
-        until(lambda: count() == 0, "the rights were taken away")
+        until(lambda: not there(), "the rights were taken away")
 
 
 @pytest.fixture
