@@ -232,18 +232,18 @@ class TestUndecided:
         assert ("running?", None) == (row["verdict"], row["epoch"])
         code, text = tx(scene, "commit", row["id"], "--yes")
         assert (2, True) == (code, "[not_decided]" in text)
-        code, text = tx(scene, "abort", row["id"])
-        assert (1, True, True) == (code, "Warning" in text, "Nothing was done" in text)
+        code, text = tx(scene, "abort", row["id"], "--yes")
+        assert (2, True) == (code, "[may_be_decided]" in text)
         os.kill(child, signal.SIGCONT)
         assert 0 == wait(child)
         assert list(range(12)) == scene.seen()
 
-    def test_a_running_one_is_aborted_only_with_yes_and_the_job_recovers(
+    def test_a_running_one_is_aborted_only_if_loss_is_accepted_and_the_job_recovers(
         self, scene: Topics, stopped: Callable[[Topics], int]
     ) -> None:
         child = stopped(scene)
         (name,) = scene.open_ids()
-        code, text = tx(scene, "abort", name, "--yes")
+        code, text = tx(scene, "abort", name, "--accept-loss", "--yes")
         assert (0, True) == (code, "Warning" in text and "is now: aborted" in text)
         os.kill(child, signal.SIGCONT)
         assert 0 != wait(child)

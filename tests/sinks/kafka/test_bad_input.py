@@ -258,10 +258,10 @@ class TestTheBrokerGoesAway:
 
     def test_and_stays_away(self, fragile: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Everybody gives up, in his own words; at the next start nothing is lost."""
-        monkeypatch.setattr(producers, "INIT_S", 1.0)
-        monkeypatch.setattr(producers, "DELIVERY_S", 1)
-        monkeypatch.setattr(producers, "COMMIT_S", 1.0)
-        monkeypatch.setitem(Coordinator.__init__.__kwdefaults__, "patience", 1.0)  # type: ignore[arg-type]
+        monkeypatch.setattr(producers, "INIT_S", 8.0)
+        monkeypatch.setattr(producers, "DELIVERY_S", 3)
+        monkeypatch.setattr(producers, "COMMIT_S", 2.0)
+        monkeypatch.setitem(Coordinator.__init__.__kwdefaults__, "patience", 3.0)  # type: ignore[arg-type]
         monkeypatch.setattr(protocol_epoch, "PATIENCE", 2)
         children = self.asleep(fragile, tmp_path)
         fragile.kill()
