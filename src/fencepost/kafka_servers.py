@@ -7,7 +7,8 @@ has its own names for the same settings. A secret never gets into a text that th
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -212,3 +213,14 @@ def _pkcs8(text: str, security: Mapping[str, str]) -> str:
             next="Convert it: openssl pkcs8 -topk8 -in old.pem -out key.pem (with -nocrypt if it has no password).",
         )
     return text
+
+
+@contextmanager
+def clients_needed() -> Iterator[None]:
+    """Around an import of Kafka's clients, which are an extra."""
+    try:
+        yield
+    except ImportError as error:
+        raise BadConfig(
+            "no_kafka_client", "The Kafka clients are not installed.", next="pip install 'fencepost[kafka]'"
+        ) from error

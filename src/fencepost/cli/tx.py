@@ -8,8 +8,7 @@ from types import ModuleType
 
 import click
 
-from fencepost.errors import BadConfig
-from fencepost.kafka_servers import Servers
+from fencepost.kafka_servers import Servers, clients_needed
 
 _FOLDER = click.Path(path_type=Path)
 
@@ -119,14 +118,8 @@ def find_hanging(servers: str | None, config: Path | None) -> None:
 
 
 def _commands() -> ModuleType:
-    try:
+    with clients_needed():
         from fencepost.cli import tx_commands  # noqa: PLC0415 - its clients are an extra
-    except ImportError as error:
-        raise BadConfig(
-            "no_kafka_client",
-            "The Kafka clients are not installed.",
-            next="pip install 'fencepost[kafka]'",
-        ) from error
     return tx_commands
 
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 from fencepost.errors import BadConfig, Retryable, TargetRefused
 from fencepost.kafka_servers import Servers
 from fencepost.protocol.records import Handle
-from fencepost.sinks.kafka import inventory
+from fencepost.sinks.kafka import ending, inventory
 from fencepost.sinks.kafka.coordinator import Coordinator, Denied, Silent, Transaction
 from fencepost.sinks.kafka.inventory import Row
 from fencepost.sinks.kafka.outcome import Fate, fate
-from fencepost.sinks.kafka.witness import testify
 
 PATIENCE_S = 6.0
 UNTOUCHED = "Safe: nothing was changed."
@@ -30,27 +27,12 @@ class Cluster:
     def fate_of(self, handle: Handle, found: Transaction | None = None) -> Fate:
         """What became of a decided transaction: by the coordinator's memory, else by the topic's."""
         now = fate(handle.body, found)
-        if now is Fate.UNKNOWN and handle.body["first"] is not None:
-            topic, partition, offset = handle.body["first"]
-            compacted = self.coordinator.is_compacted(topic)
-            now = testify(self.servers, (topic, partition, offset), compacted=compacted)
-        return now
+        return ending.by_topic(self.coordinator, self.servers, handle.body) if now is Fate.UNKNOWN else now
 
     def others(self, row: Row) -> Mapping[str, Transaction | None]:
         """What the coordinator says of everything in the open decision."""
         assert row.ledger is not None
         return self.coordinator.describe(handle.body["id"] for handle in inventory.decided(row.ledger.state))
-
-    def end(self, body: Mapping[str, Any], *, commit: bool) -> Fate:
-        """End it and look again: the coordinator's word counts, not the answer to the request."""
-        now = Fate.OPEN
-        for _ in range(20):
-            if self.coordinator.end(body, commit=commit) is not None:
-                time.sleep(0.05)  # the markers of an end are being written
-            now = fate(body, self.coordinator.describe([body["id"]])[body["id"]])
-            if now is not Fate.OPEN:
-                break
-        return now
 
 
 @contextmanager

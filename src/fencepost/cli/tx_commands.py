@@ -20,7 +20,7 @@ from fencepost.cli.tx_rules import known_anyway, may_abort, may_commit, no_check
 from fencepost.errors import BadConfig, FencepostError
 from fencepost.kafka_servers import Servers
 from fencepost.protocol.records import Handle
-from fencepost.sinks.kafka import advice, inventory, settled
+from fencepost.sinks.kafka import advice, ending, inventory, settled
 from fencepost.sinks.kafka.coordinator import ONGOING, Denied, Held, Transaction
 from fencepost.sinks.kafka.inventory import Ledger, Row, Verdict
 from fencepost.sinks.kafka.outcome import Fate
@@ -111,7 +111,7 @@ def commit(servers: Servers | None, name: str, path: Path | None, *, yes: bool) 
         out.print("The ledger is not touched; the next start of the job finds it committed and goes on.")
         if not yes:
             return _nothing_done(out)
-        became = cluster.end(handle.body, commit=True)
+        became = ending.end(cluster.coordinator, handle.body, commit=True)
     out.print(f"{escape(name)} is now: {became.value}.")
     return 0 if became is Fate.COMMITTED else 1
 
@@ -136,7 +136,8 @@ def abort(servers: Servers | None, name: str, path: Path | None, *, yes: bool, a
         if not yes:
             return _nothing_done(out)
         version = row.handle.body["end_version"] if row.handle else cluster.coordinator.end_version()
-        became = cluster.end(
+        became = ending.end(
+            cluster.coordinator,
             {
                 "id": name,
                 "pid": found.pid,

@@ -25,7 +25,7 @@ from fencepost.protocol.effects import Outcome
 from fencepost.protocol.records import Epoch, Handle, WriterNumber
 from fencepost.rows import Rows
 from fencepost.sinks.contract import OutputMode, Session
-from fencepost.sinks.kafka import ids, trouble
+from fencepost.sinks.kafka import ending, ids, trouble
 from fencepost.sinks.kafka.coordinator import ONGOING, Coordinator, Denied, Silent, Transaction
 from fencepost.sinks.kafka.markers import see_through
 from fencepost.sinks.kafka.messages import BadMessage
@@ -34,7 +34,6 @@ from fencepost.sinks.kafka.parallel import RowsOfUnit, unit_rows
 from fencepost.sinks.kafka.producers import Plain, Slot, Undelivered, in_background
 from fencepost.sinks.kafka.settled import said
 from fencepost.sinks.kafka.sink import LONGEST_MS, KafkaSink
-from fencepost.sinks.kafka.witness import testify
 
 SHORT_MS = 60_000
 SWEEP_S = 10.0
@@ -215,9 +214,9 @@ class KafkaSession(Session):
         """Ask first, end it if it is open, ask again: the coordinator's word counts, not the answer to EndTxn."""
         body = handle.body
         for _ in range(20):
-            known = now = fate(body, self._coordinator.describe([body["id"]])[body["id"]])
+            known = now = ending.by_coordinator(self._coordinator, body)
             if known is Fate.UNKNOWN:
-                now = self._ask_the_topic(body)
+                now = ending.by_topic(self._coordinator, self._sink.servers, body)
             if now is Fate.UNKNOWN:
                 now = said(self.owner.staging.root.parent, handle.id)
             match now:
@@ -245,13 +244,6 @@ class KafkaSession(Session):
             self._last = []
             for slot in self._slots:
                 slot.shaken.clear()
-
-    def _ask_the_topic(self, body: Mapping[str, Any]) -> Fate:
-        topic, partition, offset = body["first"] or ("", 0, 0)
-        if topic != self._sink.columns.topic:
-            return Fate.UNKNOWN  # of topics that rows name we do not know whether they are still the same
-        compacted = self._coordinator.is_compacted(topic)
-        return testify(self._sink.servers, (topic, partition, offset), compacted=compacted)
 
     def write(self, epoch: Epoch, rows: Rows) -> None:
         """Send plainly, see that each message arrived."""
@@ -306,16 +298,13 @@ class KafkaSession(Session):
 
     def abort(self, handle: Handle) -> None:
         """Undo one orphan, and see that it is undone; one that stays holds up readers until the next sweep."""
-        body, why = handle.body, "it is being ended"
+        why = "it is being ended"
         try:
-            for _ in range(10):
-                if fate(body, self._coordinator.describe([body["id"]])[body["id"]]) is not Fate.OPEN:
-                    return
-                why = self._coordinator.end(body, commit=False) or why
-                time.sleep(0.05)
+            if ending.end(self._coordinator, handle.body, commit=False) is not Fate.OPEN:
+                return
         except (Silent, Denied) as error:
             why = str(error)
-        log.warning("sink %s: the orphan %s is still open: %s", self._sink.name, body["id"], why)
+        log.warning("sink %s: the orphan %s is still open: %s", self._sink.name, handle.body["id"], why)
 
     def close(self) -> None:
         """Let go of producers and connection; what is open stays open."""
@@ -375,7 +364,8 @@ class KafkaSession(Session):
             "timeout_ms": found.timeout_ms,
             "end_version": self._coordinator.end_version(),
             "partitions": {name: sorted(n for t, n in found.partitions if t == name) for name, _ in found.partitions},
-            "first": list(first) if first else None,
+            # Of topics that rows name we would not know later whether they are still the same.
+            "first": list(first) if first and first[0] == self._sink.columns.topic else None,
         }
         name = f"{found.id}:{found.pid}:{found.epoch}:{found.started_ms}"
         return Handle(id=name, sink=self._sink.name, rows=rows, kept=kept, body=body)

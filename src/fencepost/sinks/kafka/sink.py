@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fencepost.errors import BadConfig
-from fencepost.kafka_servers import Servers
+from fencepost.kafka_servers import Servers, clients_needed
 from fencepost.sinks.contract import Capabilities, Session, Sink, WriteInTask
 from fencepost.sinks.kafka.messages import Columns
 
@@ -82,18 +82,12 @@ class KafkaSink(Sink):
         """With `parallel`, the tasks write."""
         if not self.parallel:
             return None
-        from fencepost.sinks.kafka.parallel import TaskWriter  # noqa: PLC0415 - as below
-
+        with clients_needed():
+            from fencepost.sinks.kafka.parallel import TaskWriter  # noqa: PLC0415 - its clients are an extra
         return TaskWriter(job=job, sink=self)
 
     def session(self, job: str) -> Session:
         """Open the driver's side."""
-        try:
-            from fencepost.sinks.kafka.session import KafkaSession  # noqa: PLC0415 - its clients are an extra
-        except ImportError as error:
-            raise BadConfig(
-                "no_kafka_client",
-                "The Kafka clients are not installed.",
-                next="pip install 'fencepost[kafka]'",
-            ).at(job=job, sink=self.name) from error
+        with clients_needed():
+            from fencepost.sinks.kafka.session import KafkaSession  # noqa: PLC0415 - as above
         return KafkaSession(self, job)
