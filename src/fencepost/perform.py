@@ -103,6 +103,7 @@ class Performer:
             generation=effect.generation,
             writer=effect.writer,
             staging=self.staging(effect.lineage),
+            held=effect.held,
         )
         for session in self.sessions.values():
             session.open(self._owner)

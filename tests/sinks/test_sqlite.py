@@ -60,6 +60,8 @@ def started(sink: SQLite, folder: Path, schema: pa.Schema = TABLE.schema, **owne
 
 
 class TestUpsert(SinkContract):
+    notices_a_setback = True
+
     def make_sink(self, tmp_path: Path) -> SQLite:
         return SQLite(tmp_path / "target.db", table="words", key="k", name="words")
 

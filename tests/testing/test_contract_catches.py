@@ -20,7 +20,7 @@ from fencepost.protocol.records import Epoch, Handle, WriterNumber
 from fencepost.rows import Rows
 from fencepost.sinks import sqlite_file
 from fencepost.sinks.files import Files, FilesSession
-from fencepost.sinks.sql import Mark
+from fencepost.sinks.marks import Mark
 from fencepost.sinks.sqlite import SQLite, SqliteSession
 from fencepost.testing import SinkContract
 
@@ -39,6 +39,7 @@ def locked(path: Path) -> Any:
 
 
 class OnSqlite(SinkContract):
+    notices_a_setback = True
     session: type[SqliteSession] = SqliteSession
     key: str | None = None
 
@@ -93,7 +94,7 @@ class ForgetsTheEpochRow(SqliteSession):
 
 
 class AppliesAgain(SqliteSession):
-    def _is_there(self, found: Mark, epoch: Epoch, handles: tuple[Handle, ...]) -> bool:
+    def is_there(self, found: Mark | None, epoch: Epoch, handles: tuple[Handle, ...]) -> bool:
         return False
 
 
@@ -135,7 +136,12 @@ class TakesAncestorsForStrangers(SqliteSession):
 
 
 class TakesAheadForDone(SqliteSession):
-    def _check_before_vote(self, found: Mark, epoch: Epoch) -> None:
+    def check_before_vote(self, found: Mark | None, epoch: Epoch) -> None:
+        pass
+
+
+class ForgetsWhatItHeld(SqliteSession):
+    def _check_not_behind(self, found: Mark | None, epoch: Epoch | None = None) -> None:
         pass
 
 
@@ -264,6 +270,7 @@ SABOTAGED: list[tuple[type, type[SinkContract], str]] = [
     (LetsAnyLineageIn, OnSqlite, "a_second_lineage_is_refused"),
     (TakesAncestorsForStrangers, OnSqlite, "a_restored_lineage_goes_on_in_its_ancestors_target"),
     (TakesAheadForDone, OnSqlite, "a_target_that_holds_an_epoch_unknown_to_the_ledger_needs_an_operator"),
+    (ForgetsWhatItHeld, OnSqlite, "a_target_that_was_set_back_needs_an_operator"),
     (QuotesValues, OnSqlite, "a_handle_is_json_and_holds_no_value"),
     (HandlesNothing, OnSqlite, "an_epoch_without_rows_gives_no_handle"),
     (UsesOneId, OnSqlite, "a_handle_is_json_and_holds_no_value"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from fencepost.protocol.records import Epoch, Handle, Number, WriterNumber
@@ -189,6 +189,8 @@ class OpenSinks(Effect[None]):
     lineage: str
     generation: int
     writer: WriterNumber
+    held: Mapping[str, Epoch] = field(default_factory=dict, hash=False)
+    """By sink, the newest epoch that its target must hold."""
 
 
 @dataclass(frozen=True, slots=True)

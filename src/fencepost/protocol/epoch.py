@@ -118,6 +118,7 @@ def decide(book: Book, epoch: Epoch, offsets: str, handles: tuple[Handle, ...], 
         handles=handles,
         snapshot=snapshot.text,
         sources=snapshot.sources,
+        held=book.state.newest.held_after if book.state.newest else {},
     )
     book.deciding = epoch
     yield from append(book, body, "decide")

@@ -73,6 +73,13 @@ class State:
         return self.decisions[-1][1] if self.decisions else None
 
     @property
+    def held(self) -> Mapping[str, Epoch]:
+        """By sink, the newest epoch that its target must hold."""
+        if self.newest is None:
+            return {}
+        return self.newest.held if self.open else self.newest.held_after
+
+    @property
     def next_epoch(self) -> Epoch:
         """The epoch that may be decided next."""
         return Epoch((self.open.epoch if self.open else self.done_through) + 1)

@@ -100,6 +100,13 @@ class Decision:
     snapshot: str
     sources: Mapping[str, str] = field(default_factory=dict)
     cause: str = "data"
+    held: Mapping[str, Epoch] = field(default_factory=dict, hash=False)
+    """By sink, the newest epoch before this one that had rows for it: a target that lacks it lost data."""
+
+    @property
+    def held_after(self) -> Mapping[str, Epoch]:
+        """What the targets hold once this decision is done."""
+        return {**self.held, **{handle.sink: self.epoch for handle in self.handles}}
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,7 +96,7 @@ def begin(start: Start) -> Step[Book]:
 def settle(book: Book, start: Start) -> Step[None]:
     """As the only writer: finish what is decided, undo what is not, put Spark's log right."""
     state = book.state
-    yield from ask(OpenSinks("recover.open", state.lineage_id, state.lineage.generation, book.writer))
+    yield from ask(OpenSinks("recover.open", state.lineage_id, state.lineage.generation, book.writer, state.held))
     if state.lineage.guarantee == "exactly_once":
         yield from finish(book, start)
         yield from abort_orphans(book, start)

@@ -58,6 +58,8 @@ class Owner:
     staging: Staging
     ancestors: frozenset[str] = field(default_factory=frozenset)
     """Lineages this one was restored from: their marks in a target are ours."""
+    held: Mapping[str, Epoch] = field(default_factory=dict)
+    """By sink, the newest epoch that its target must hold, says the ledger."""
 
     def handle_id(self, epoch: Epoch) -> str:
         """A name that no other attempt, writer or lineage uses."""

@@ -19,11 +19,12 @@ from threading import RLock
 from typing import Any, TypeVar, cast
 
 from fencepost import faults
-from fencepost.errors import EpochFailed, OperatorNeeded, Retryable, TargetRefused
+from fencepost.errors import EpochFailed, OperatorNeeded, Retryable
 from fencepost.protocol.effects import Outcome
 from fencepost.protocol.records import Epoch, Handle, WriterNumber
 from fencepost.rows import Rows
-from fencepost.sinks.contract import Owner, Session
+from fencepost.sinks.contract import Owner
+from fencepost.sinks.marks import Mark, MarkedSession, ids_of
 
 log = logging.getLogger(__name__)
 
@@ -39,23 +40,6 @@ class Silent(Exception):
 
 class RowsRefused(Exception):
     """The target answered, and does not take the rows. The text names constraints and columns, never a value."""
-
-
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """The epoch row: the newest epoch that the target holds of one sink of one job."""
-
-    lineage: str
-    generation: int
-    epoch: int
-    handle: str
-    writer: int
-    """For people."""
-
-    @property
-    def version(self) -> tuple[int, int]:
-        """Epoch numbers start again after a restore; alone they are never compared."""
-        return self.generation, self.epoch
 
 
 @dataclass(slots=True)
@@ -121,13 +105,18 @@ class Database(ABC):
         """Write the epoch row, inside the transaction."""
 
 
-class SqlSession(Session):
+class SqlSession(MarkedSession):
     """An apply sink with an epoch row. A product's session adds `preflight` and `apply`."""
 
     def __init__(self, job: str, sink: str, database: Database) -> None:
-        self.job = job
-        self.sink = sink
+        super().__init__(job, sink)
         self.database = database
+
+    @property
+    def how_to_mark(self) -> tuple[str, str]:
+        """Statements for a person to run."""
+        mine = f"WHERE job = {_literal(self.job)} AND sink = {_literal(self.sink)}"
+        return f"DELETE FROM {EPOCH_TABLE} {mine};", f"UPDATE {EPOCH_TABLE} SET epoch = {{epoch}} {mine};"
 
     @abstractmethod
     def apply(self, rows: Rows) -> None:
@@ -150,8 +139,7 @@ class SqlSession(Session):
             ).at(job=self.job, sink=self.sink) from None
         finally:
             self._let_go()
-        if found is not None and self._is_foreign(found):
-            raise self._another_lineage(found)
+        self.check_at_start(found)
 
     @alone
     def pre_commit(self, epoch: Epoch, rows: Rows) -> Handle | None:
@@ -169,9 +157,7 @@ class SqlSession(Session):
         """Vote by doing the work: whatever the target will not take, it refuses here, before the decision."""
         try:
             self._join(epoch)
-            found = self.database.mark(self.job, self.sink)
-            if found is not None:
-                self._check_before_vote(found, epoch)
+            self.check_before_vote(self.database.mark(self.job, self.sink), epoch)
             for handle in handles:
                 self.apply(self.owner.staging.rows(handle.kept, self.sink))
             faults.reach("vote.during")
@@ -190,7 +176,7 @@ class SqlSession(Session):
             self.rollback()
             raise
         assert self.database.held is not None
-        self.database.held.handles[self.sink] = _ids(handles)
+        self.database.held.handles[self.sink] = ids_of(handles)
         return ()
 
     @alone
@@ -201,6 +187,7 @@ class SqlSession(Session):
                 self._end()
             else:
                 self._finish(epoch, handles)
+            self.note_done(epoch)
             outcome = Outcome.DONE
         except Silent as error:
             # Also an error of COMMIT itself: only a new connection can tell whether it happened.
@@ -250,13 +237,12 @@ class SqlSession(Session):
         held = self.database.held
         if held is None or (held.writer, held.epoch) != (self.owner.writer, epoch):
             return False
-        return held.handles.get(self.sink) == _ids(handles)
+        return held.handles.get(self.sink) == ids_of(handles)
 
     def _finish(self, epoch: Epoch, handles: tuple[Handle, ...]) -> None:
         self._begin(patient=False)
         try:
-            found = self.database.mark(self.job, self.sink)
-            if found is not None and self._is_there(found, epoch, handles):
+            if self.is_there(self.database.mark(self.job, self.sink), epoch, handles):
                 return
             for handle in handles:
                 self.apply(self.owner.staging.rows_again(handle))
@@ -271,36 +257,8 @@ class SqlSession(Session):
         finally:
             self._let_go()
 
-    def _is_there(self, found: Mark, epoch: Epoch, handles: tuple[Handle, ...]) -> bool:
-        """Is the decided epoch in the target? An older driver may ask about one that is long over: yes."""
-        if self._is_foreign(found):
-            raise OperatorNeeded(
-                "target_of_another_lineage",
-                f"The target was taken by lineage {found.lineage} before a decided epoch was in it.",
-                next="Give the other job a target (or a job name) of its own, restore this one, then start the job.",
-            ).at(job=self.job, epoch=epoch, sink=self.sink)
-        mine = (self.owner.generation, epoch)
-        if found.version == mine and found.handle != _ids(handles):
-            raise self._ahead(found, epoch)
-        return found.version >= mine
-
-    def _check_before_vote(self, found: Mark, epoch: Epoch) -> None:
-        """Nothing of an undecided epoch can be in the target: if it is, the ledger lost a record.
-
-        The mistake people make: taking "already there" for done. The epoch may have another range now; skipping it
-        would lose the difference.
-        """
-        if self._is_foreign(found):
-            raise self._another_lineage(found).at(epoch=epoch)
-        if found.version >= (self.owner.generation, epoch):
-            raise self._ahead(found, epoch)
-
-    def _is_foreign(self, found: Mark) -> bool:
-        return found.lineage != self.owner.lineage and found.lineage not in self.owner.ancestors
-
     def _set_mark(self, epoch: Epoch, handles: tuple[Handle, ...]) -> None:
-        mark = Mark(self.owner.lineage, self.owner.generation, epoch, _ids(handles), self.owner.writer)
-        self.database.set_mark(self.job, self.sink, mark)
+        self.database.set_mark(self.job, self.sink, self.mark_of(epoch, handles))
 
     def _end(self) -> None:
         self.database.end()
@@ -329,28 +287,6 @@ class SqlSession(Session):
         if self.database.held is None:
             self.database.drop()
 
-    def _another_lineage(self, found: Mark) -> TargetRefused:
-        error = TargetRefused(
-            "target_of_another_lineage",
-            f"The target holds epochs of lineage {found.lineage} under the same job and sink name.",
-            next=f"Give this job another name or a target of its own. If the other checkpoint is gone for good and its "
-            f"rows may stay: DELETE FROM {EPOCH_TABLE} for this job and sink.",
-            safe="Safe: nothing was written to the target.",
-        )
-        error.at(job=self.job, sink=self.sink)
-        return error
-
-    def _ahead(self, found: Mark, epoch: Epoch) -> OperatorNeeded:
-        error = OperatorNeeded(
-            "target_ahead",
-            f"The target holds generation {found.generation}, epoch {found.epoch} (handle {found.handle}), which the "
-            "ledger does not know: ledger records were lost, or the checkpoint is an old copy.",
-            next="Restore the checkpoint's newest copy. Going on would lose or double the rows in between.",
-            safe="Safe: the target was not touched.",
-        )
-        error.at(job=self.job, epoch=epoch, sink=self.sink)
-        return error
-
     def _not_written(self, epoch: Epoch, error: Silent, safe: str | None = None) -> EpochFailed:
         failed = EpochFailed(
             "target_silent",
@@ -362,5 +298,5 @@ class SqlSession(Session):
         return failed
 
 
-def _ids(handles: tuple[Handle, ...]) -> str:
-    return " ".join(handle.id for handle in handles)
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"

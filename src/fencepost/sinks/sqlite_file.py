@@ -17,7 +17,8 @@ from urllib.parse import quote
 from weakref import WeakSet, WeakValueDictionary
 
 from fencepost.sinks.contract import Session
-from fencepost.sinks.sql import Database, Mark, RowsRefused, Silent
+from fencepost.sinks.marks import Mark
+from fencepost.sinks.sql import Database, RowsRefused, Silent
 from fencepost.sinks.sqlite_columns import Column, affinity_of
 
 PATIENT = "PRAGMA busy_timeout = 5000"

@@ -304,6 +304,12 @@ SABOTAGES = (
         (BARE, PUBLISH),
         ((append, "oldest_needed", _retire_the_voidable),),
     ),
+    Sabotage(
+        "held_before_commit",
+        "The ledger says that targets hold an epoch whose commit is still open.",
+        (KEPT, APPLY),
+        ((order.State, "held", property(lambda state: state.newest.held_after if state.newest else {})),),
+    ),
     Sabotage("no_epoch_row", "An apply sink does not look whether it has the epoch.", (KEPT, APPLY), (), NoEpochRow),
     Sabotage("vote_commits", "An apply sink commits in the vote.", (KEPT, APPLY), (), AppliesInTheVote),
     Sabotage(

@@ -13,7 +13,7 @@ from fencepost.protocol.order import State, advance
 from fencepost.protocol.records import Record, encode
 from fencepost.prove.model import check
 
-Swap = tuple[ModuleType, str, Any]
+Swap = tuple[ModuleType | type, str, Any]
 
 
 @contextmanager

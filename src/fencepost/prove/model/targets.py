@@ -107,6 +107,10 @@ class Targets:
         for key in self.below("open"):
             if self.facts[key][1] < effect.writer:
                 del self.facts[key]
+        for sink in self.sinks:
+            row, held = self.facts.get(("row", sink.name), (-1,)), effect.held.get(sink.name, -1)
+            if sink.shape == "apply" and row[0] < held:
+                raise Violation("stuck", f"the ledger says that {sink.name} holds epoch {held}, which it never did")
 
     def _pre_commit(self, actor: Actor, effect: e.PreCommit) -> tuple[Handle, ...]:
         assert actor.running is not None

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -28,81 +27,9 @@ import pyarrow as pa
 
 from fencepost.errors import FencepostError, OperatorNeeded, Refused
 from fencepost.protocol.effects import Outcome
-from fencepost.protocol.records import Epoch, Handle, WriterNumber
-from fencepost.rows import Rows, Staging
-from fencepost.sinks.contract import OutputMode, Owner, Session, Sink
-
-__all__ = ["Driver", "SinkContract", "rows_of"]
-
-LINEAGE = "aaaaaaaa-0000-4000-8000-000000000001"
-ANOTHER = "bbbbbbbb-0000-4000-8000-000000000002"
-
-
-class Driver:
-    """One start of a driver, without Spark: a session that is open, and rows staged for it.
-
-    Staged rows of one lineage lie in one folder, as in a checkpoint: a second driver finds those of the first.
-    """
-
-    def __init__(
-        self,
-        sink: Sink,
-        folder: Path,
-        *,
-        writer: int = 1,
-        lineage: str = LINEAGE,
-        generation: int = 0,
-        ancestors: Iterable[str] = (),
-        job: str = "job",
-    ) -> None:
-        self.sink = sink
-        self.session: Session = sink.session(job)
-        self.owner = Owner(
-            job=job,
-            lineage=lineage,
-            generation=generation,
-            writer=WriterNumber(writer),
-            staging=Staging(folder / "checkpoint" / lineage / "staged"),
-            ancestors=frozenset(ancestors),
-        )
-
-    def start(self, schema: pa.Schema, mode: OutputMode = "append") -> str:
-        """Preflight and take over; the target's identity."""
-        identity = self.session.preflight(schema, mode)
-        self.session.open(self.owner)
-        return identity
-
-    def rows(self, epoch: int, table: pa.Table) -> Rows:
-        """Stage a table as the engine would."""
-        staging = self.owner.staging
-        kept = staging.stage(self.owner.writer, Epoch(epoch), table, durable=True)
-        return staging.rows(kept, self.sink.name)
-
-    def pre_commit(self, epoch: int, table: pa.Table) -> Handle:
-        """Stage and pre-commit rows; there must be some."""
-        handle = self.session.pre_commit(Epoch(epoch), self.rows(epoch, table))
-        assert handle is not None, "rows were there, and pre_commit gave no handle"
-        return handle
-
-    def vote(self, epoch: int, handle: Handle) -> tuple[str, ...]:
-        """The sink's vote on one handle."""
-        return self.session.verify(Epoch(epoch), (handle,))
-
-    def commit(self, epoch: int, handle: Handle) -> Outcome:
-        """What the sink says about one handle."""
-        return self.session.commit(Epoch(epoch), (handle,))[handle.id]
-
-    def run(self, epoch: int, table: pa.Table) -> Handle:
-        """A whole epoch without a failure."""
-        handle = self.pre_commit(epoch, table)
-        assert self.vote(epoch, handle) == (), "the vote failed without a reason"
-        assert self.commit(epoch, handle) is Outcome.DONE, "the commit was not done without a reason"
-        return handle
-
-
-def rows_of(table: pa.Table) -> list[tuple[Any, ...]]:
-    """A table as sorted tuples, to compare with what a reader sees."""
-    return sorted(zip(*(column.to_pylist() for column in table.columns), strict=True))
+from fencepost.protocol.records import Epoch, WriterNumber
+from fencepost.sinks.contract import Sink
+from fencepost.testing.driver import ANOTHER, LINEAGE, Driver, rows_of
 
 
 class SinkContract(ABC):
@@ -114,6 +41,8 @@ class SinkContract(ABC):
     """The target can be told from another one of the same name."""
     replaces = True
     """In update mode a row replaces the one with its key; a log takes every change as a row of its own."""
+    notices_a_setback = False
+    """The target knows its newest epoch, so that one restored from a backup is noticed (`Owner.held`)."""
     lists_orphans = False
     """`orphans` finds what older writers left."""
 
@@ -322,6 +251,22 @@ class SinkContract(ABC):
                 raise AssertionError(f"{step.__name__} took an epoch with other rows for the one that is there")
         assert rows_of(self.table(0)) == self._seen(tmp_path)
 
+    def test_a_target_that_was_set_back_needs_an_operator(self, tmp_path: Path) -> None:
+        if not self.notices_a_setback:
+            self._skip("the target does not know what it held")
+        driver = self._driver(tmp_path)
+        driver.run(0, self.table(0))
+        driver.session.close()
+        self._driver(tmp_path, writer=2, held=Epoch(0)).session.close()
+        bereft = self._unstarted(tmp_path, writer=3, held=Epoch(1))
+        try:
+            bereft.start(self.table(0).schema)
+        except OperatorNeeded:
+            pass
+        else:
+            raise AssertionError("the target lacks an epoch that the ledger calls done, and the sink went on")
+        assert rows_of(self.table(0)) == self._seen(tmp_path)
+
     def test_columns_that_do_not_fit_are_refused_before_any_row(self, tmp_path: Path) -> None:
         schema = self.misfit() or self._skip("the target takes any columns")
         driver = self._driver(tmp_path)
@@ -366,8 +311,8 @@ class SinkContract(ABC):
             driver.session.rollback()
             driver.session.close()
 
-    def _driver(self, tmp_path: Path, *, writer: int = 1) -> Driver:
-        driver = self._unstarted(tmp_path, writer=writer)
+    def _driver(self, tmp_path: Path, **owner: Any) -> Driver:
+        driver = self._unstarted(tmp_path, **owner)
         driver.start(self.table(0).schema)
         return driver
 
