@@ -118,9 +118,19 @@ class SqlSession(MarkedSession):
         mine = f"WHERE job = {_literal(self.job)} AND sink = {_literal(self.sink)}"
         return f"DELETE FROM {EPOCH_TABLE} {mine};", f"UPDATE {EPOCH_TABLE} SET epoch = {{epoch}} {mine};"
 
+    guards_plain_writes = False
+    """Rows have a key: under at_least_once an epoch that is sent again must not overwrite a newer one."""
+
     @abstractmethod
     def apply(self, rows: Rows) -> None:
         """Write the rows inside the open transaction, in their order."""
+
+    def apply_unit(self, handle: Handle, rows: Rows) -> None:
+        """Write what a handle stands for, inside the open transaction; `rows` are those that were kept for it."""
+        self.apply(rows)
+
+    def after_commit(self, epoch: Epoch, handles: tuple[Handle, ...]) -> None:
+        """The epoch is in: clear away what was staged in the target. Must not raise."""
 
     @alone
     def open(self, owner: Owner) -> None:
@@ -159,7 +169,7 @@ class SqlSession(MarkedSession):
             self._join(epoch)
             self.check_before_vote(self.database.mark(self.job, self.sink), epoch)
             for handle in handles:
-                self.apply(self.owner.staging.rows(handle.kept, self.sink))
+                self.apply_unit(handle, self.owner.staging.rows(handle.kept, self.sink))
             faults.reach("vote.during")
             self._set_mark(epoch, handles)
         except RowsRefused as error:
@@ -188,6 +198,7 @@ class SqlSession(MarkedSession):
             else:
                 self._finish(epoch, handles)
             self.note_done(epoch)
+            self.after_commit(epoch, handles)
             outcome = Outcome.DONE
         except Silent as error:
             # Also an error of COMMIT itself: only a new connection can tell whether it happened.
@@ -198,9 +209,19 @@ class SqlSession(MarkedSession):
 
     @alone
     def write(self, epoch: Epoch, rows: Rows) -> None:
-        """All rows in one transaction, no epoch row: repeated, they are there twice (unless they have a key)."""
+        """All rows in one transaction. Sent again, they are there twice; or, with a key, as they were.
+
+        Rows with a key take the mark along. An epoch older than it comes from a driver or a checkpoint of the past:
+        writing it would set values back, for all to see, until the replay has caught up.
+        """
         try:
             self._begin(patient=True)
+            if self.guards_plain_writes:
+                found = self.database.mark(self.job, self.sink)
+                if found is not None and found.version > (self.owner.generation, epoch):
+                    log.warning("sink %s: epoch %d is older than what the target holds: left out", self.sink, epoch)
+                    return
+                self._set_mark(epoch, ())
             self.apply(rows)
             self._end()
         except RowsRefused as error:
@@ -213,9 +234,8 @@ class SqlSession(MarkedSession):
         except Silent as error:
             self._drop()
             raise self._not_written(epoch, error, safe="The epoch's rows may or may not be in the target.") from None
-        except BaseException:
+        finally:
             self._let_go()
-            raise
 
     @alone
     def rollback(self, *, undecided: bool = True) -> None:
@@ -245,7 +265,7 @@ class SqlSession(MarkedSession):
             if self.is_there(self.database.mark(self.job, self.sink), epoch, handles):
                 return
             for handle in handles:
-                self.apply(self.owner.staging.rows_again(handle))
+                self.apply_unit(handle, self.owner.staging.rows_again(handle))
             self._set_mark(epoch, handles)
             self._end()
         except RowsRefused as error:

@@ -10,26 +10,23 @@ epoch.
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from threading import Lock, Thread
-from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from confluent_kafka import KafkaException
 
 from fencepost import faults
-from fencepost.protocol.records import Epoch, Kept, WriterNumber
-from fencepost.rows import Rows
-from fencepost.sinks.contract import UNIT, UNIT_FACTS, Attempt
+from fencepost.protocol.records import Epoch, WriterNumber
+from fencepost.sinks.contract import Attempt
 from fencepost.sinks.kafka import ids
 from fencepost.sinks.kafka.producers import Slot
 from fencepost.sinks.kafka.sink import LONGEST_MS, KafkaSink
+from fencepost.sinks.units import end_of, rows_in
 
 
 class Pool:
@@ -86,14 +83,13 @@ class TaskWriter:
             slot.send(self.sink.columns, [batch])
             rows += batch.num_rows
             if self.sink.keep_rows:
-                yield _with_unit(batch, [slot.id] * batch.num_rows, [None] * batch.num_rows)
+                yield rows_in(batch, slot.id)
         if slot is None:
             return
         first = slot.flush()
         faults.reach("kafka.task.flushed")
         pool.used(slot, attempt.epoch)
-        nothing = pa.RecordBatch.from_arrays([pa.nulls(1, field.type) for field in schema], schema=_nullable(schema))
-        yield _with_unit(nothing, [slot.id], [json.dumps({"rows": rows, "first": first})])
+        yield end_of(schema, slot.id, {"rows": rows, "first": first})
         if not pool.ready and not pool.preparing:  # for the next epoch, and not in its way
             pool.preparing = True
             Thread(target=self._prepare, args=(pool, attempt), daemon=True).start()
@@ -116,51 +112,3 @@ class TaskWriter:
         if pool is None or pool.owner != owner:
             pool = _pools[key] = Pool(owner)
         return pool
-
-
-@dataclass(frozen=True, slots=True)
-class RowsOfUnit:
-    """The rows that one task's transaction held, among all that were kept."""
-
-    all: Rows
-    unit: str
-
-    @property
-    def schema(self) -> pa.Schema:
-        """Columns as the user's DataFrame has them."""
-        return pa.schema([field for field in self.all.schema if field.name not in (UNIT, UNIT_FACTS)])
-
-    @property
-    def count(self) -> int:
-        """How many."""
-        return sum(batch.num_rows for batch in self.batches())
-
-    @property
-    def kept(self) -> tuple[Kept, ...]:
-        """The files that hold them, among others."""
-        return self.all.kept
-
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        """The rows, again at every call."""
-        for batch in self.all.batches():
-            mine = pc.and_(pc.equal(batch.column(UNIT), self.unit), pc.is_null(batch.column(UNIT_FACTS)))
-            found = batch.filter(mine).select(self.schema.names)
-            if found.num_rows:
-                yield found
-
-
-def unit_rows(batch: pa.RecordBatch) -> list[tuple[str, dict[str, Any]]]:
-    """The units that a batch of a task's rows ends: id, and what the task said about it."""
-    facts = batch.column(UNIT_FACTS).to_pylist()
-    units = batch.column(UNIT).to_pylist()
-    return [(unit, json.loads(text)) for unit, text in zip(units, facts, strict=True) if text is not None]
-
-
-def _with_unit(batch: pa.RecordBatch, units: list[str], facts: list[str | None]) -> pa.RecordBatch:
-    columns = [*batch.columns, pa.array(units, pa.string()), pa.array(facts, pa.string())]
-    schema = pa.schema([*_nullable(batch.schema), (UNIT, pa.string()), (UNIT_FACTS, pa.string())])
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def _nullable(schema: pa.Schema) -> pa.Schema:
-    return pa.schema([pa.field(field.name, field.type) for field in schema])

@@ -30,10 +30,10 @@ from fencepost.sinks.kafka.coordinator import ONGOING, Coordinator, Denied, Sile
 from fencepost.sinks.kafka.markers import see_through
 from fencepost.sinks.kafka.messages import BadMessage
 from fencepost.sinks.kafka.outcome import Fate, fate
-from fencepost.sinks.kafka.parallel import RowsOfUnit, unit_rows
 from fencepost.sinks.kafka.producers import Plain, Slot, Undelivered, in_background
 from fencepost.sinks.kafka.settled import said
 from fencepost.sinks.kafka.sink import LONGEST_MS, KafkaSink
+from fencepost.sinks.units import RowsOfUnit, ends_in
 
 SHORT_MS = 60_000
 SWEEP_S = 10.0
@@ -147,7 +147,7 @@ class KafkaSession(Session):
         """With `parallel` the tasks have written: ask for all their transactions at once."""
         if not self._sink.parallel:
             return super().handles(epoch, rows)
-        units = dict(unit for batch in rows.batches() for unit in unit_rows(batch))
+        units = ends_in(rows)
         kept = rows.kept if self._sink.keep_rows else ()
         try:
             found = self._coordinator.describe(units)

@@ -1,0 +1,215 @@
+"""What sinks that write a table have in common: their settings, and the look at the table before any row.
+
+Never changes a table that is there: what does not fit is said, all of it at once.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from fencepost.errors import BadConfig, FencepostError, Retryable, TargetRefused
+from fencepost.sinks.contract import Capabilities, OutputMode
+from fencepost.sinks.sql import EPOCH_TABLE, TARGET_TABLE, Database, RowsRefused, Silent, SqlSession, alone
+
+TableMode = Literal["append", "upsert"]
+
+
+class TableSettings(Protocol):
+    """What a user says about a table."""
+
+    @property
+    def name(self) -> str:
+        """The sink's."""
+
+    @property
+    def table(self) -> str:
+        """As the user wrote it."""
+
+    @property
+    def key(self) -> str | Sequence[str] | None:
+        """By which a row replaces another."""
+
+    @property
+    def mode(self) -> TableMode | None:
+        """Upsert if there is a key, unless said."""
+
+    @property
+    def create(self) -> bool:
+        """Make the table if it is not there?"""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the sink can do with these settings."""
+
+
+def key_of(sink: TableSettings) -> tuple[str, ...]:
+    """The key as a tuple; empty if there is none."""
+    return () if sink.key is None else (sink.key,) if isinstance(sink.key, str) else tuple(sink.key)
+
+
+def upserts(sink: TableSettings) -> bool:
+    """Does a row replace the one of the same key?"""
+    return sink.mode == "upsert" or (sink.mode is None and bool(key_of(sink)))
+
+
+def table_capabilities(sink: TableSettings) -> Capabilities:
+    """The epoch row makes commits repeatable; update mode needs a key, or the wish to keep every change."""
+    if sink.mode is not None or upserts(sink):
+        return Capabilities(shape="apply", repeatable=True, modes=frozenset({"append", "update"}))
+    return Capabilities(shape="apply", repeatable=True, remedy="Give it key=…: then it takes output mode update.")
+
+
+def problem_of(sink: TableSettings) -> tuple[str, str] | None:
+    """What is wrong with the settings, and the cure."""
+    key = key_of(sink)
+    problems = (
+        (not sink.table, "table is empty", "Name a table"),
+        (
+            any(sink.table.lower().endswith(name) for name in (EPOCH_TABLE, TARGET_TABLE)),
+            "that table is not for rows",
+            "Name another",
+        ),
+        (sink.mode not in {None, "append", "upsert"}, f"mode {sink.mode!r} is not known", 'Use "append" or "upsert"'),
+        (upserts(sink) and not key, "upsert needs key=", "Name the key columns"),
+        (len(set(key)) != len(key) or "" in key, "key names a column twice, or none", "Name each key column once"),
+    )
+    return next(((what, cure + ".") for wrong, what, cure in problems if wrong), None)
+
+
+class KeyNotUnique(RowsRefused):
+    """The database has no unique index on exactly the key's columns."""
+
+
+class TableSession(SqlSession):
+    """The driver's side of one table. A product's session says how its tables are looked at, made and written."""
+
+    def __init__(self, settings: TableSettings, job: str, database: Database) -> None:
+        super().__init__(job, settings.name, database)
+        self.settings = settings
+        self.guards_plain_writes = upserts(settings)
+
+    @abstractmethod
+    def make_identity(self) -> str:
+        """The random id in the target, made at the first start, inside a transaction."""
+
+    @abstractmethod
+    def fits(self, schema: pa.Schema) -> list[str] | None:
+        """Everything in which the table does not fit the rows, in words; None if there is no table."""
+
+    @abstractmethod
+    def try_out(self, schema: pa.Schema) -> None:
+        """Let the database itself plan the statement that writes: it knows indexes, views and rights better."""
+
+    @abstractmethod
+    def make_table(self, schema: pa.Schema) -> None:
+        """Run `create_statement`."""
+
+    @abstractmethod
+    def create_statement(self, schema: pa.Schema) -> str:
+        """A table that fits the DataFrame."""
+
+    @abstractmethod
+    def index_statement(self) -> str:
+        """A unique index on the key."""
+
+    @alone
+    def preflight(self, schema: pa.Schema, mode: OutputMode) -> str:
+        """Check the target and the table, make what is missing, return the identity that stands in the target."""
+        self._check_request(schema, mode)
+        try:
+            self._look()
+            identity = self.make_identity()
+            self._fit(schema)
+            self._end()
+        except (Silent, RowsRefused) as error:
+            raise self._unusable(error) from None
+        finally:
+            self._let_go()
+        return f"{identity}:{self.settings.table}"  # the same database, another table: another target
+
+    def check_keys(self, batch: pa.RecordBatch) -> None:
+        """A NULL key never conflicts with another one: rows that should replace each other would pile up."""
+        for name in key_of(self.settings):
+            if pc.any(pc.is_null(batch.column(name), nan_is_null=True)).as_py():
+                raise RowsRefused(f"the key column {name!r} is NULL or NaN in some rows")
+
+    def _check_request(self, schema: pa.Schema, mode: OutputMode) -> None:
+        missing = [name for name in key_of(self.settings) if name not in schema.names]
+        error = None
+        if missing:
+            error = BadConfig(
+                "key_not_in_rows",
+                f"The DataFrame has no column {', '.join(map(repr, missing))}, which key= names.",
+                next=f"Name columns of the DataFrame: {', '.join(schema.names)}.",
+            )
+        elif mode not in self.settings.capabilities.modes:
+            error = BadConfig(
+                "mode_needs_key",
+                "In output mode update a row replaces an earlier one, and this sink has no key to find it by.",
+                next="Give the sink key=…, or use output mode append.",
+            )
+        elif not schema.names:
+            error = BadConfig("no_columns", "The DataFrame has no columns.", next="Select at least one column.")
+        if error is not None:
+            raise error.at(job=self.job, sink=self.sink)
+
+    def _fit(self, schema: pa.Schema) -> None:
+        """Compare the columns and report everything at once: nobody wants to mend a table one error at a time."""
+        table = self.settings.table
+        problems = self.fits(schema)
+        if problems is None:
+            self._make(schema)
+            problems = self.fits(schema) or []
+        if problems:
+            raise self.refused(
+                "schema_does_not_fit",
+                f"Table {table!r} does not fit the DataFrame: {'; '.join(problems)}.",
+                "Change the table or the DataFrame's columns (select, cast, alias).",
+            )
+        try:
+            self.try_out(schema)
+        except KeyNotUnique:
+            raise self.refused(
+                "key_not_unique",
+                f"Table {table!r} has no PRIMARY KEY or UNIQUE index on exactly the columns of key=.",
+                self.index_statement(),
+            ) from None
+        except RowsRefused as error:
+            raise self.refused(
+                "schema_does_not_fit",
+                f"Table {table!r} cannot be written: {error}.",
+                "Name a table that takes inserts from this user.",
+            ) from None
+
+    def _make(self, schema: pa.Schema) -> None:
+        table = self.settings.table
+        if self.database.mark(self.job, self.sink) is not None:
+            raise self.refused(
+                "table_lost",
+                f"There is no table {table!r}, though this sink of this job has written epochs before.",
+                "Bring the table back from a copy, or name the old one.",
+            )
+        if not self.settings.create:
+            next_ = f"Make it, or set create=True:\n{self.create_statement(schema)}"
+            raise self.refused("target_missing", f"There is no table {table!r}.", next_)
+        self.make_table(schema)
+
+    def refused(self, code: str, what: str, next_: str) -> FencepostError:
+        """An error from before the first row."""
+        return TargetRefused(code, what, next=next_, safe="Safe: nothing was written.").at(job=self.job, sink=self.sink)
+
+    def _unusable(self, error: Exception) -> FencepostError:
+        if isinstance(error, Silent):
+            return Retryable(
+                "target_silent",
+                f"The target does not answer: {error}.",
+                next="See that the target works, that this user may use it, and who holds its lock; then start the job "
+                "again.",
+                safe="Safe: nothing was written.",
+            ).at(job=self.job, sink=self.sink)
+        return self.refused("target_unusable", f"The target cannot be used: {error}.", "Mend it, or name another.")
