@@ -11,16 +11,29 @@ from pathlib import Path
 
 import pytest
 
-from fencepost.prove.rig.jars import KAFKA_BROKER, RigFailed, fetch
+from fencepost.prove.rig.cassandra import Cassandra
+from fencepost.prove.rig.debs import MARIADB, MYSQL, REDIS, unpack
+from fencepost.prove.rig.jars import CASSANDRA, KAFKA_BROKER, RigFailed, fetch, java
 from fencepost.prove.rig.kafka import Broker
+from fencepost.prove.rig.mariadb import MariaDB, MySQL
+from fencepost.prove.rig.postgres import Postgres, binaries
+from fencepost.prove.rig.redis import Redis
 
-SERVICES: dict[str, Callable[[], bool]] = {
-    "java": lambda: shutil.which("java", path=_java_path()) is not None,
-    "javac": lambda: shutil.which("javac", path=_java_path()) is not None,
-    "kafka": lambda: _why_no_kafka() is None,
-    "strace": lambda: shutil.which("strace") is not None,
+SERVICES: dict[str, Callable[[], object]] = {
+    "java": java,
+    "javac": lambda: _program("javac", _java_path()),
+    "strace": lambda: _program("strace"),
+    "kafka": lambda: fetch(KAFKA_BROKER),
+    "postgres": binaries,
+    "mariadb": lambda: unpack(MARIADB),
+    "mysql": lambda: unpack(MYSQL),
+    "redis": lambda: unpack(REDIS),
+    "cassandra": lambda: (java(), fetch(CASSANDRA)),
 }
-"""What a test may need beside Python, and how to see that it is there."""
+"""What a test may need beside Python, and how to get it: `RigFailed` says why it could not be had."""
+
+OPTIONAL = {"mysql"}
+"""Of Debian's unstable, which may be out of order for days: not our failure, not even on the build server."""
 
 KAFKA_USERS = {"app": "app-secret", "weak": "weak-secret"}
 """May log in to the shared broker: app may do everything, weak nothing until it is given ACLs."""
@@ -40,12 +53,12 @@ def require() -> Callable[[str], None]:
 
 def require_service(service: str) -> None:
     """Go on only if a service is there."""
-    if SERVICES[service]():
+    why = _why_not(service)
+    if why is None:
         return
-    why = f": {_why_no_kafka()}" if service == "kafka" else ""
-    if os.environ.get("CI"):
-        pytest.fail(f"{service} is missing, and CI runs every test{why}", pytrace=False)
-    pytest.skip(f"{service} is missing{why}")
+    if os.environ.get("CI") and service not in OPTIONAL:
+        pytest.fail(f"{service} is missing, and CI runs every test: {why}", pytrace=False)
+    pytest.skip(f"{service} is missing: {why}")
 
 
 @pytest.fixture(scope="session")
@@ -62,6 +75,46 @@ def topic(broker: Broker) -> str:
     return broker.create_topic(f"topic-{uuid.uuid4().hex[:8]}", partitions=3)
 
 
+@pytest.fixture(scope="session")
+def postgres(root: Path) -> Iterator[Postgres]:
+    """One PostgreSQL server for a whole run, with a database `test`. A test that kills one starts its own."""
+    require_service("postgres")
+    with Postgres(root / "postgres") as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def mariadb(root: Path) -> Iterator[MariaDB]:
+    """The same with MariaDB: user, password and database are `test`."""
+    require_service("mariadb")
+    with MariaDB(root / "mariadb") as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def mysql(root: Path) -> Iterator[MySQL]:
+    """The same with MySQL."""
+    require_service("mysql")
+    with MySQL(root / "mysql") as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def redis_server(root: Path) -> Iterator[Redis]:
+    """The same with Redis, which has one space of keys for all tests."""
+    require_service("redis")
+    with Redis(root / "redis") as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def cassandra(root: Path) -> Iterator[Cassandra]:
+    """The same with Cassandra, which has no keyspace yet. It takes some ten seconds to start."""
+    require_service("cassandra")
+    with Cassandra(root / "cassandra") as made:
+        yield made
+
+
 @pytest.fixture(autouse=True)
 def _needs_java_for_spark(request: pytest.FixtureRequest) -> None:
     if request.node.get_closest_marker("spark"):
@@ -69,13 +122,20 @@ def _needs_java_for_spark(request: pytest.FixtureRequest) -> None:
 
 
 @cache
-def _why_no_kafka() -> str | None:
-    """Nothing, if its jars are here or could be fetched."""
+def _why_not(service: str) -> str | None:
+    """Nothing, if it is here or could be fetched."""
     try:
-        fetch(KAFKA_BROKER)
+        SERVICES[service]()
     except RigFailed as error:
         return str(error)
     return None
+
+
+def _program(name: str, path: str | None = None) -> str:
+    found = shutil.which(name, path=path)
+    if found is None:
+        raise RigFailed(f"There is no {name} on the PATH.")
+    return found
 
 
 def _java_path() -> str | None:

@@ -11,31 +11,41 @@ from an error code of COMMIT.
 from __future__ import annotations
 
 import logging
+import os
+import random
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import wraps
 from threading import RLock
-from typing import Any, TypeVar, cast
+from typing import Any, ClassVar, Self, TypeVar, cast
+from weakref import WeakSet, WeakValueDictionary
 
 from fencepost import faults
-from fencepost.errors import EpochFailed, OperatorNeeded, Retryable
+from fencepost.errors import EpochFailed, FencepostError, OperatorNeeded, Retryable
 from fencepost.protocol.effects import Outcome
 from fencepost.protocol.records import Epoch, Handle, WriterNumber
 from fencepost.rows import Rows
-from fencepost.sinks.contract import Owner
+from fencepost.sinks.contract import Owner, Session
 from fencepost.sinks.marks import Mark, MarkedSession, ids_of
 
 log = logging.getLogger(__name__)
 
 EPOCH_TABLE = "fencepost_epoch"
 """job, sink, lineage, generation, epoch, handle, writer; key (job, sink)."""
+ATTEMPTS = 5
+"""How often a vote is cast that the target ends for the sake of another transaction."""
 TARGET_TABLE = "fencepost_target"
 """id: one row, the target's identity."""
 
 
 class Silent(Exception):
     """The target does not answer now: locked, full, unreachable. Says nothing about what it holds."""
+
+
+class Conflict(Silent):
+    """The target ended our transaction for the sake of another one (a deadlock): trying again is right."""
 
 
 class RowsRefused(Exception):
@@ -72,9 +82,36 @@ class Database(ABC):
     """
 
     held: Held | None = None
+    _open: ClassVar[WeakValueDictionary[tuple[Any, ...], Any]] = WeakValueDictionary()
 
     def __init__(self) -> None:
         self.lock = RLock()
+        self.users: WeakSet[Session] = WeakSet()
+
+    @classmethod
+    def shared(cls, user: Session, job: str, *place: str) -> Self:
+        """The job's one connection to this place in this process: its sinks there vote and commit together."""
+        key = (os.getpid(), cls, job, *place)
+        database: Self | None = cls._open.get(key)
+        if database is None:
+            database = cls._open[key] = cls(*place)
+        database.users.add(user)
+        return database
+
+    def leave(self, user: Session) -> None:
+        """One session less; with the last one the connection goes."""
+        self.users.discard(user)
+        if not self.users:
+            self.held = None
+            self.forget()
+            self.drop()
+
+    @abstractmethod
+    def forget(self) -> None:
+        """The next start looks at the target anew, and the ledger judges what it finds."""
+
+    def take_over(self, owner: Owner) -> None:
+        """End what sessions of older writers hold at the server."""
 
     @abstractmethod
     def look(self) -> None:
@@ -83,6 +120,9 @@ class Database(ABC):
     @abstractmethod
     def begin(self, *, patient: bool) -> None:
         """Connect if need be and open a transaction that no other writer of the epoch row can pass."""
+
+    def check_all(self) -> None:
+        """Have everything checked now that would be checked at COMMIT only: after the decision it is too late."""
 
     @abstractmethod
     def end(self) -> None:
@@ -139,6 +179,7 @@ class SqlSession(MarkedSession):
         found = None
         try:
             self._look()
+            self.database.take_over(owner)
             found = self.database.mark(self.job, self.sink)
         except (Silent, RowsRefused) as error:
             raise Retryable(
@@ -165,29 +206,38 @@ class SqlSession(MarkedSession):
     @alone
     def verify(self, epoch: Epoch, handles: tuple[Handle, ...]) -> tuple[str, ...]:
         """Vote by doing the work: whatever the target will not take, it refuses here, before the decision."""
-        try:
-            self._join(epoch)
-            self.check_before_vote(self.database.mark(self.job, self.sink), epoch)
-            for handle in handles:
-                self.apply_unit(handle, self.owner.staging.rows(handle.kept, self.sink))
-            faults.reach("vote.during")
-            self._set_mark(epoch, handles)
-        except RowsRefused as error:
-            self.rollback()
-            raise EpochFailed(
-                "rows_refused",
-                f"The target refused rows: {error}.",
-                next="Mend the table or the rows; the epoch runs again from the same positions.",
-            ).at(job=self.job, epoch=epoch, sink=self.sink) from None
-        except Silent as error:
-            self.rollback()
-            raise self._not_written(epoch, error) from None
-        except BaseException:
-            self.rollback()
-            raise
+        for attempt in range(ATTEMPTS):
+            try:
+                self._vote(epoch, handles)
+            except Conflict as error:
+                alone = self.database.held is None or not self.database.held.handles
+                self.rollback()
+                if alone and attempt < ATTEMPTS - 1:  # else another sink's vote went with it
+                    time.sleep(random.uniform(0.01, 0.1))  # noqa: S311 - spreads retries
+                    continue
+                raise self._not_written(epoch, error) from None
+            except Silent as error:
+                self.rollback()
+                raise self._not_written(epoch, error) from None
+            except RowsRefused as error:
+                self.rollback()
+                raise self.rows_refused(epoch, error) from None
+            except BaseException:
+                self.rollback()
+                raise
+            break
+        return ()
+
+    def _vote(self, epoch: Epoch, handles: tuple[Handle, ...]) -> None:
+        self._join(epoch)
+        self.check_before_vote(self.database.mark(self.job, self.sink), epoch)
+        for handle in handles:
+            self.apply_unit(handle, self.owner.staging.rows(handle.kept, self.sink))
+        faults.reach("vote.during")
+        self._set_mark(epoch, handles)
+        self.database.check_all()
         assert self.database.held is not None
         self.database.held.handles[self.sink] = ids_of(handles)
-        return ()
 
     @alone
     def commit(self, epoch: Epoch, handles: tuple[Handle, ...]) -> Mapping[str, Outcome]:
@@ -225,17 +275,17 @@ class SqlSession(MarkedSession):
             self.apply(rows)
             self._end()
         except RowsRefused as error:
-            self._let_go()
-            raise EpochFailed(
-                "rows_refused",
-                f"The target refused rows: {error}.",
-                next="Mend the table or the rows, then start the job again.",
-            ).at(job=self.job, epoch=epoch, sink=self.sink) from None
+            raise self.rows_refused(epoch, error) from None
         except Silent as error:
             self._drop()
             raise self._not_written(epoch, error, safe="The epoch's rows may or may not be in the target.") from None
         finally:
             self._let_go()
+
+    @alone
+    def close(self) -> None:
+        """Let go of the connection, once nobody else in this job uses it."""
+        self.database.leave(self)
 
     @alone
     def rollback(self, *, undecided: bool = True) -> None:
@@ -306,6 +356,14 @@ class SqlSession(MarkedSession):
         self._let_go()
         if self.database.held is None:
             self.database.drop()
+
+    def rows_refused(self, epoch: Epoch, error: RowsRefused) -> FencepostError:
+        """The vote's no."""
+        return EpochFailed(
+            "rows_refused",
+            f"The target refused rows: {error}.",
+            next="Mend the table or the rows; the epoch runs again from the same positions.",
+        ).at(job=self.job, epoch=epoch, sink=self.sink)
 
     def _not_written(self, epoch: Epoch, error: Silent, safe: str | None = None) -> EpochFailed:
         failed = EpochFailed(

@@ -17,7 +17,7 @@ import pyarrow as pa
 from fencepost.errors import BadConfig, FencepostError
 from fencepost.rows import Rows
 from fencepost.sinks.contract import Capabilities, OutputMode, Session, Sink
-from fencepost.sinks.sql import RowsRefused, Silent, alone
+from fencepost.sinks.sql import RowsRefused, Silent
 from fencepost.sinks.sqlite_columns import declared, misfits
 from fencepost.sinks.sqlite_file import File, Locked
 from fencepost.sinks.tables import (
@@ -26,6 +26,7 @@ from fencepost.sinks.tables import (
     TableSession,
     key_of,
     problem_of,
+    refuse_null_keys,
     table_capabilities,
     upserts,
 )
@@ -80,8 +81,7 @@ class SqliteSession(TableSession):
     """The driver's side of one table."""
 
     def __init__(self, sink: SQLite, job: str) -> None:
-        self._file = File.shared(job, Path(sink.path).absolute())
-        self._file.users.add(self)
+        self._file = File.shared(self, job, os.path.realpath(sink.path))
         super().__init__(sink, job, self._file)
         self._settings = sink
         self._statement: tuple[pa.Schema, str] | None = None
@@ -97,13 +97,8 @@ class SqliteSession(TableSession):
         for batch in rows.batches():
             if self._statement is None or self._statement[0] != batch.schema:
                 self._statement = (batch.schema, insert_into(self._settings, batch.schema.names))
-            self.check_keys(batch)
+            refuse_null_keys(batch, key_of(self._settings))
             self._file.run_many(self._statement[1], zip(*map(_values, batch.schema.names, batch.columns), strict=True))
-
-    @alone
-    def close(self) -> None:
-        """Let go of the file, once nobody else in this job uses it."""
-        self._file.leave(self)
 
     def make_identity(self) -> str:
         """Where all sinks of the file find it."""

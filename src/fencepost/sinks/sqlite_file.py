@@ -5,18 +5,15 @@ Never lets an error of `sqlite3` out: a trigger may put a row's value into its t
 
 from __future__ import annotations
 
-import os
 import re
 import sqlite3
 import uuid
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 from urllib.parse import quote
-from weakref import WeakSet, WeakValueDictionary
 
-from fencepost.sinks.contract import Session
 from fencepost.sinks.marks import Mark
 from fencepost.sinks.sql import Database, RowsRefused, Silent
 from fencepost.sinks.sqlite_columns import Column, affinity_of
@@ -34,24 +31,12 @@ class Locked(Silent):
 class File(Database):
     """One connection to one file, shared by the sinks of a job that lie in it: the file has only one write lock."""
 
-    _open: ClassVar[WeakValueDictionary[tuple[str, str], File]] = WeakValueDictionary()
-
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: str) -> None:
         super().__init__()
-        self.users: WeakSet[Session] = WeakSet()
-        self._path = path
+        self._path = Path(path)
         self._connection: sqlite3.Connection | None = None
         self._inode: tuple[int, int] | None = None
         self._identity: str | None = None
-
-    @classmethod
-    def shared(cls, job: str, path: Path) -> File:
-        """The job's connection to this file in this process."""
-        key = (job, os.path.realpath(path))
-        file = cls._open.get(key)
-        if file is None:
-            file = cls._open[key] = cls(path)
-        return file
 
     def look(self) -> None:
         """Open a transaction that locks nothing until it writes."""
@@ -97,13 +82,9 @@ class File(Database):
             with suppress(sqlite3.Error):
                 connection.close()
 
-    def leave(self, user: Session) -> None:
-        """One session less."""
-        self.users.discard(user)
-        if not self.users:
-            self.held = None
-            self._identity = None  # the next start looks anew, and the ledger judges what it finds
-            self.drop()
+    def forget(self) -> None:
+        """The next start may find another file, or make it."""
+        self._identity = None
 
     def mark(self, job: str, sink: str) -> Mark | None:
         """Read the epoch row."""

