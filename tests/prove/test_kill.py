@@ -12,13 +12,18 @@ import pytest
 from killing import FAILED, FENCED, PER_EPOCH, Scene, check_by_path, wait, wait_until_stopped
 
 from fencepost.guarantee import Guarantee
-from fencepost.prove.targets import BROKER, TARGETS, Box
+from fencepost.prove.targets import BROKER, POSTGRES, TARGETS, Box
 
 SPECIAL = ("hasty", "naked")
 """Targets of single tests."""
 SETS = [*((name,) for name in TARGETS if name not in SPECIAL), ("box", "sqlite", "files"), ("kafka", "sqlite")]
 
 
+SERVERS = (
+    ({"kafka", "hasty"}, BROKER, "broker", "servers"),
+    ({"postgres", "postgres_keyed"}, POSTGRES, "postgres", "dsn"),
+)
+"""Targets, the variable that tells them where their server is, the fixture that starts it, its address."""
 CRASH = "commit.before=kill@2"
 
 
@@ -37,11 +42,13 @@ def fresh(folder: Path, targets: tuple[str, ...], number: int, **settings: objec
 
 
 @pytest.fixture(autouse=True)
-def _brokers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A broker, for tests whose targets are topics."""
+def _servers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The servers that a test's targets lie in."""
     params = request.node.callspec.params if hasattr(request.node, "callspec") else {}
-    if not {"kafka", "hasty"}.isdisjoint({*params.get("targets", ()), params.get("name")}):
-        monkeypatch.setenv(BROKER, request.getfixturevalue("broker").servers)
+    wanted = {*params.get("targets", ()), params.get("name")}
+    for names, variable, service, address in SERVERS:
+        if not wanted.isdisjoint(names):
+            monkeypatch.setenv(variable, getattr(request.getfixturevalue(service), address))
 
 
 @pytest.mark.parametrize("targets", SETS, ids="+".join)
@@ -63,7 +70,9 @@ def test_a_kill_at_any_point_loses_and_doubles_nothing(tmp_path: Path, targets: 
     assert set(first | second) == hit
 
 
-@pytest.mark.parametrize("targets", [("sqlite",), ("files",), ("box", "sqlite"), ("kafka",)], ids="+".join)
+@pytest.mark.parametrize(
+    "targets", [("sqlite",), ("files",), ("box", "sqlite"), ("kafka",), ("postgres",)], ids="+".join
+)
 def test_a_driver_that_sleeps_while_another_takes_over_is_fenced_and_changes_nothing(
     tmp_path: Path, targets: tuple[str, ...]
 ) -> None:

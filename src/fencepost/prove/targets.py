@@ -22,12 +22,14 @@ from fencepost.ledger import LocalStore
 from fencepost.protocol.effects import Outcome
 from fencepost.sinks.contract import Sink
 from fencepost.sinks.files import Files
+from fencepost.sinks.postgres.sink import Postgres
 from fencepost.sinks.sqlite import SQLite
 from fencepost.sinks.two_phase import TwoPhaseCommit, Unit
 from fencepost.sinks.wal import EpochContext, WriteAheadLog
 
 BROKER = "FENCEPOST_KAFKA"
-"""The environment's variable with the address of a broker, for the targets that are topics."""
+POSTGRES = "FENCEPOST_POSTGRES"
+"""The environment's variables with the addresses of servers, for the targets that lie in them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +114,24 @@ class SendOnce:
         temp.rename(path)
 
 
+def place_in(folder: Path) -> str:
+    """A name for what a folder's targets have in a server."""
+    return f"f{hashlib.sha256(str(folder).encode()).hexdigest()[:12]}"
+
+
+def postgres(folder: Path, name: str, **settings: Any) -> Postgres:
+    """A table in a schema of the folder's own."""
+    schema, dsn = place_in(folder), os.environ[POSTGRES]
+    made = folder / f".{schema}"
+    if not made.exists():
+        import psycopg  # noqa: PLC0415 - only where there is a server
+
+        with psycopg.connect(dsn) as connection:
+            connection.execute(f"CREATE SCHEMA IF NOT EXISTS {schema}".encode())
+        made.touch()
+    return Postgres(f"{schema}.sums", dsn=dsn, name=name, **settings)
+
+
 def kafka(folder: Path, name: str, **settings: Any) -> Kafka:
     """A topic of the folder's own, on the broker that the environment names."""
     return Kafka(topic_of(folder, name), servers=os.environ[BROKER], key="id", name=name, **settings)
@@ -119,7 +139,7 @@ def kafka(folder: Path, name: str, **settings: Any) -> Kafka:
 
 def topic_of(folder: Path, name: str) -> str:
     """Made at its first mention."""
-    topic = f"{name}-{hashlib.sha256(str(folder).encode()).hexdigest()[:12]}"
+    topic = f"{name}-{place_in(folder)}"
     made = folder / f".{topic}"
     if not made.exists():
         admin = AdminClient({"bootstrap.servers": os.environ[BROKER]})
@@ -157,6 +177,14 @@ TARGETS: Mapping[str, Target] = {
     "kafka": Target(
         lambda folder: kafka(folder, "kafka"),
         lambda folder: f"kafka:{os.environ[BROKER]}/{topic_of(folder, 'kafka')}",
+    ),
+    "postgres": Target(
+        lambda folder: postgres(folder, "postgres"),
+        lambda folder: f"postgres:{os.environ[POSTGRES]} table={place_in(folder)}.sums",
+    ),
+    "postgres_keyed": Target(
+        lambda folder: postgres(folder, "postgres_keyed", key="id"),
+        lambda folder: f"postgres:{os.environ[POSTGRES]} table={place_in(folder)}.sums",
     ),
     "hasty": Target(
         lambda folder: kafka(folder, "hasty", keep_rows=False),

@@ -13,8 +13,11 @@ from abc import abstractmethod
 from dataclasses import dataclass
 
 from fencepost.errors import OperatorNeeded, TargetRefused
-from fencepost.protocol.records import Epoch, Handle
+from fencepost.protocol.records import Epoch, Handle, digest
 from fencepost.sinks.contract import Owner, Session
+
+LONGEST = 200
+"""Characters of a mark's `handle`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,5 +141,6 @@ class MarkedSession(Session):
 
 
 def ids_of(handles: tuple[Handle, ...]) -> str:
-    """The handles of an epoch as the mark names them."""
-    return " ".join(handle.id for handle in handles)
+    """The handles of an epoch as the mark names them; thousands of them by their sum."""
+    ids = " ".join(handle.id for handle in handles)
+    return ids if len(ids) <= LONGEST else f"{len(handles)} handles {digest(ids.encode())}"
