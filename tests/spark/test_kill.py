@@ -83,4 +83,5 @@ def test_the_checker_finds_the_duplicates_of_a_plain_job(tmp_path: Path, archive
     scene.feed(2)
     assert KILLED == scene.run("plain.inserted=kill@2", None, "--plain")
     assert 0 == scene.run("", None, "--plain")
-    assert {"table": NOTHING | {"doubled": ROWS_PER_EPOCH}} == scene.verdict(f"table:{scene.folder / 'rows.db'}")
+    found = scene.verdict(f"rows:sqlite:{scene.folder / 'rows.db'}")
+    assert {"rows": NOTHING | {"doubled": ROWS_PER_EPOCH}} == found

@@ -80,7 +80,7 @@ def test_a_broker_that_dies_after_the_decision_loses_and_doubles_nothing(
     """Decided and not committed: the driver tries, the broker is gone, and comes back."""
     scene = kafka_scene(tmp_path, mortal, archives)
     scene.feed(2)
-    assert nemesis.broker_dies(scene, mortal, "decide.after@1", away=0.5).hit
+    assert nemesis.server_dies(scene, "the broker", "decide.after@1", away=0.5).hit
     assert 0 == scene.run()
     assert EXACT == scene.verdict()
 

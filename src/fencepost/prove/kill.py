@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -33,7 +33,8 @@ from fencepost.prove.rig.jars import RigFailed
 from fencepost.prove.rig.kafka import Broker
 from fencepost.prove.scene import KILLED, Scene, SceneFailed, class_archive
 from fencepost.prove.scouting import EPOCHS_PER_START, Scouted, scout
-from fencepost.prove.workloads.contract import BROKER, BY_CHANCE, MOMENT, ROWS_PER_EPOCH, SLEEPER, TASK, Workload
+from fencepost.prove.workloads.contract import BY_CHANCE, MOMENT, ROWS_PER_EPOCH, SERVER, SLEEPER, TASK, Workload
+from fencepost.prove.workloads.databases import DatabasesWorkload, Servers
 from fencepost.prove.workloads.files import FilesWorkload
 from fencepost.prove.workloads.kafka import KafkaWorkload
 
@@ -92,11 +93,11 @@ class Killer:
             self._strike(point, partial(nemesis.in_a_task, scene, chance))
         elif point == MOMENT:
             self._strike(point, partial(nemesis.at_random, scene, chance, seconds))
-        elif point == BROKER:
-            assert isinstance(scene.workload, KafkaWorkload)
+        elif point == SERVER:
+            name = chance.choice(sorted(scene.workload.servers))
             when = self._somewhere() if chance.random() < 0.5 else chance.uniform(seconds / 4, seconds)
             away = chance.uniform(0, 3)
-            self._strike(point, partial(nemesis.broker_dies, scene, scene.workload.broker, when, away))
+            self._strike(point, partial(nemesis.server_dies, scene, name, when, away))
         elif point == SLEEPER:
             late = chance.random() < 0.5
             self._strike(point, partial(nemesis.sleeps_past_a_takeover, scene, self._somewhere(), late=late))
@@ -104,7 +105,7 @@ class Killer:
             self._arm(point)
 
     def _somewhere(self) -> str:
-        return f"{self._chance.choice(nemesis.BED)}@{self._chance.randint(1, 2)}"
+        return f"{self._chance.choice(self.scene.workload.beds)}@{self._chance.randint(1, 2)}"
 
     def _arm(self, point: str) -> None:
         """Kill at a named point; if it is not passed so often, at the first visit."""
@@ -184,11 +185,26 @@ def report(console: Console, killer: Killer, scouted: Scouted, seconds: float) -
     return not (strange or never or wrong) and kills > 0
 
 
+def watch_report(console: Console, seen: Mapping[str, Mapping[str, int]]) -> bool:
+    """What a reader saw who looked all the time; True if it never saw half an epoch, or something go back."""
+    for sink, found in seen.items():
+        said = (
+            f"a reader looked {found['looks']} times at {sink}: {found['torn']} half epochs, {found['back']} steps back"
+        )
+        console.print(said, highlight=False)
+    return not any(found["torn"] or found["back"] or not found["looks"] for found in seen.values())
+
+
 @contextmanager
 def workload(name: str, folder: Path, chance: random.Random) -> Iterator[tuple[Make, Make]]:
     """Ways to make this workload in a folder: one for rehearsals, and one whose rows are by chance."""
     if name == "files":
         yield FilesWorkload, partial(FilesWorkload, chance=chance)
+        return
+    if name == "databases":
+        with Servers.started(folder) as servers:
+            made = partial(DatabasesWorkload, servers_=servers)
+            yield made, partial(made, chance=chance)
         return
     with Broker(folder / "kafka") as broker:
         yield partial(KafkaWorkload, broker=broker), partial(KafkaWorkload, broker=broker, chance=chance)
@@ -198,7 +214,7 @@ def main(arguments: list[str]) -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description="Kill a real Spark job again and again, and count its output.")
     parser.add_argument("kills", type=int, nargs="?", default=20)
-    parser.add_argument("--workload", choices=["files", "kafka"], default="files")
+    parser.add_argument("--workload", choices=["files", "kafka", "databases"], default="files")
     parser.add_argument("--seed", type=int)
     parser.add_argument("--bridge", choices=["jvm", "foreach_batch"], default="jvm")
     parser.add_argument("--folder", type=Path, help="a new folder for the evidence; by default one is made")
@@ -216,8 +232,10 @@ def main(arguments: list[str]) -> int:
             archive = class_archive(folder, chosen.workload, rehearsed, chosen.bridge)
             scouted = scout(Scene(rehearsed(folder / "scout"), bridge=chosen.bridge, archive=archive))
             killer = Killer(Scene(made(folder / "scene"), chosen.bridge, archive), scouted, chance, console)
-            killer.run(chosen.kills)
+            with killer.scene.workload.watched() as seen:
+                killer.run(chosen.kills)
             right = report(console, killer, scouted, time.monotonic() - began)
+            right = watch_report(console, seen) and right
     except (SceneFailed, RigFailed) as error:
         console.print(f"[red]{error}[/red]")
         return 1

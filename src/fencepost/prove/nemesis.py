@@ -1,4 +1,4 @@
-"""Attacks that no crash point inside the driver can make: from outside, on a task, on the broker, by sleep.
+"""Attacks that no crash point inside the driver can make: from outside, on a task, on a server, by sleep.
 
 Each starts the job once, at least, and says whether it hit. A job that fails in any way but the allowed ones is a
 `SceneFailed`.
@@ -13,22 +13,10 @@ import subprocess
 import time
 from dataclasses import dataclass
 
-from fencepost.prove.rig.kafka import Broker
 from fencepost.prove.scene import KILLED, Scene, SceneFailed, end_group, is_stopped, until
 from fencepost.prove.workloads.contract import ROWS_PER_EPOCH
 from fencepost.prove.workloads.process import AGAIN, FENCED
 
-BED = (
-    "kafka.begun",
-    "kafka.flushed",
-    "precommit.after",
-    "decide.before",
-    "decide.after",
-    "commit.before",
-    "commit.after",
-    "complete.before",
-)
-"""Where a driver falls asleep: from the barrier to the end of an epoch, in every one of which it comes by."""
 WORKER_DIED = "Python worker exited unexpectedly"
 
 
@@ -65,10 +53,11 @@ def at_random(scene: Scene, chance: random.Random, seconds: float) -> Blow:
     return Blow(f"after {moment:.2f} s", ended == KILLED)
 
 
-def broker_dies(scene: Scene, broker: Broker, when: str | float, away: float) -> Blow:
-    """SIGKILL to the broker while the job runs: after so many seconds, or while the driver stands at `point@visit`. The
-    broker comes back. The job may go through, or ask to be started again.
+def server_dies(scene: Scene, name: str, when: str | float, away: float) -> Blow:
+    """SIGKILL to a server while the job runs: after so many seconds, or while the driver stands at `point@visit`. The
+    server comes back. The job may go through, or ask to be started again.
     """
+    server = scene.workload.servers[name]
     job = scene.start(asleep(when) if isinstance(when, str) else "")
     try:
         if isinstance(when, str):
@@ -77,15 +66,15 @@ def broker_dies(scene: Scene, broker: Broker, when: str | float, away: float) ->
         else:
             how = f"after {wait_within(job, when):.2f} s"
         hit = job.poll() is None
-        broker.kill()
+        server.kill()
         if isinstance(when, str):
             os.kill(job.pid, signal.SIGCONT)
         time.sleep(away)
-        broker.start()
+        server.start()
         ended = allowed(scene, scene.wait(job), 0, AGAIN)
     finally:
         end_group(job)
-    return Blow(f"the broker {how}, for {away:.1f} s: the job {'went on' if ended == 0 else 'asked for a start'}", hit)
+    return Blow(f"{name} {how}, for {away:.1f} s: the job {'went on' if ended == 0 else 'asked for a start'}", hit)
 
 
 def sleeps_past_a_takeover(scene: Scene, where: str, *, late: bool) -> Blow:

@@ -1,32 +1,152 @@
 """Counts again, from the input files, what the sinks must hold. It imports nothing of fencepost on purpose:
 
-    python recount.py IN-FOLDER totals:totals.db rows:rows-folder table:rows.db
+    python recount.py IN-FOLDER totals:sqlite:totals.db rows:files:rows-folder rows:postgres:'host=… table=…' …
 
-prints lost, doubled and wrong per place as one line of JSON each, and exits 1 if there is one. In totals, lost and
-doubled count rows that are missing from a key's count, or that it has too many; wrong are keys whose count is right
-and whose sum is not, or that the input does not have.
+prints lost, doubled and wrong per place as one line of JSON, and exits 1 if there is one. A place says what it holds:
+
+    rows     every row once
+    evens    every row with an even value once
+    totals   per key how many rows there were, and the sum of their values
+    newest   per key how many rows there were, and the highest id
+    counts   per key how many rows there were
+
+Of keys, lost and doubled count rows that are missing from a key's count, or that it has too many; wrong are keys whose
+count is right and whose other figure is not, or that the input does not have.
+
+    python recount.py --watch ROWS-PER-EPOCH PLACE …        until SIGTERM
+
+looks again and again, as a reader who does not wait for the end: `torn` counts looks at a place that shows an epoch
+whole or not at all (all but Cassandra and files) which saw half of one, `back` those in which something had gone back.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import signal
+import socket
 import sqlite3
+import subprocess
 import sys
-from collections import Counter, defaultdict
+import time
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+Row = tuple[Any, ...]
 Verdict = dict[str, int]
 
+COLUMNS = {
+    "rows": "id, key, value",
+    "evens": "id, key, value",
+    "totals": "key, count, total",
+    "newest": "key, count, newest",
+    "counts": "key, count",
+}
 
-def rows_in(folder: Path) -> list[tuple[Any, ...]]:
+
+# --- what a reader sees
+
+
+def rows_in(folder: Path) -> list[Row]:
     """Every row of every JSON file that a reader of the folder sees."""
     files = sorted(file for file in folder.glob("*.json") if not file.name.startswith((".", "_")))
     found = [json.loads(line) for file in files for line in file.read_text().splitlines()]
     return [(row["id"], row["key"], row["value"]) for row in found]
 
 
-def rows_verdict(wanted: list[tuple[Any, ...]], found: list[tuple[Any, ...]]) -> Verdict:
+def in_sqlite(database: str, columns: str, table: str) -> list[Row]:
+    """Read-only: a checker must not make the file that it looks for."""
+    connection = sqlite3.connect(f"file:{database}?mode=ro", uri=True)
+    try:
+        return connection.execute(f"SELECT {columns} FROM {table}").fetchall()  # noqa: S608 - ours
+    finally:
+        connection.close()
+
+
+def in_postgres(where: str, columns: str) -> list[Row]:
+    """By another client library than the sink's."""
+    from pg8000.native import Connection  # noqa: PLC0415 - only where there is a server
+
+    words = dict(word.split("=") for word in where.split())
+    place = {"host": words["host"], "port": int(words["port"]), "database": words["dbname"]}
+    with Connection(words["user"], **place) as connection:
+        return [tuple(row) for row in connection.run(f"SELECT {columns} FROM {words['table']}")]  # noqa: S608 - ours
+
+
+def in_mariadb(where: str, columns: str) -> list[Row]:
+    """By the server's own client."""
+    told = json.loads(where)
+    columns = ", ".join(f"`{name}`" for name in columns.split(", "))
+    found = subprocess.run(
+        told["client"],
+        input=f"SELECT {columns} FROM {told['table']}",  # noqa: S608 - ours
+        env={**os.environ, **told["environment"]},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return [
+        tuple(int(word) if word.isdigit() else word for word in line.split("\t"))
+        for line in found.stdout.split("\n")
+        if line
+    ]
+
+
+def in_redis(where: str, columns: str) -> list[Row]:
+    """All counters with a prefix at one moment, asked for over a bare socket."""
+    port, _, prefix = where.partition("/")
+    script = (
+        "local found = {} for _, key in ipairs(redis.call('KEYS', ARGV[1])) do table.insert(found, key .. ' ' .. "
+        "redis.call('GET', key)) end return table.concat(found, '\\n')"
+    )
+    words = ["EVAL", script, "0", f"{prefix}*"]
+    ask = f"*{len(words)}\r\n" + "".join(f"${len(word)}\r\n{word}\r\n" for word in words)
+    with socket.create_connection(("127.0.0.1", int(port)), 10) as connection, connection.makefile("rb") as answers:
+        connection.sendall(ask.encode())
+        head = answers.readline()
+        if not head.startswith(b"$"):
+            raise ConnectionError("Redis did not answer with a text")
+        text = answers.read(int(head[1:])).decode()
+    pairs = [line.removeprefix(prefix).rsplit(" ", 1) for line in text.splitlines()]
+    return [(key, int(count)) for key, count in pairs]
+
+
+def in_cassandra(where: str, columns: str) -> list[Row]:
+    """By the driver, which is the only client there is; a cluster is dear to connect to, so it is kept."""
+    from cassandra.cluster import Cluster  # noqa: PLC0415 - only where there is a server
+
+    port, _, table = where.partition("/")
+    if port not in _clusters:
+        _clusters[port] = Cluster(["127.0.0.1"], port=int(port), protocol_version=5).connect()
+    session = _clusters[port]
+    return [tuple(row) for row in session.execute(f"SELECT {columns} FROM {table}", timeout=20)]  # noqa: S608 - ours
+
+
+_clusters: dict[str, Any] = {}
+READERS: dict[str, Callable[[str, str], list[Row]]] = {
+    "postgres": in_postgres,
+    "mariadb": in_mariadb,
+    "redis": in_redis,
+    "cassandra": in_cassandra,
+}
+
+
+def seen(place: str) -> list[Row]:
+    """What a reader of a place sees."""
+    what, kind, where = place.split(":", 2)
+    if kind == "files":
+        return rows_in(Path(where))
+    if kind == "sqlite":
+        return in_sqlite(where, COLUMNS[what], what)
+    return READERS[kind](where, COLUMNS[what])
+
+
+# --- what it should see
+
+
+def rows_verdict(wanted: list[Row], found: list[Row]) -> Verdict:
     """Each row once."""
     right, counts = set(wanted), Counter(found)
     return {
@@ -36,45 +156,87 @@ def rows_verdict(wanted: list[tuple[Any, ...]], found: list[tuple[Any, ...]]) ->
     }
 
 
-def totals_verdict(wanted: list[tuple[Any, ...]], found: list[tuple[Any, ...]]) -> Verdict:
-    """Each row counted once in its key's total, each key there once."""
-    counts: Counter[str] = Counter()
-    sums: dict[str, int] = defaultdict(int)
-    for _, key, value in wanted:
-        counts[key] += 1
-        sums[key] += value
+def keys_verdict(wanted: dict[str, Row], found: list[Row]) -> Verdict:
+    """Each row counted once in its key's row, each key there once."""
     lost = doubled = wrong = 0
-    for key, count, total in found:
-        lost += max(0, counts[key] - count)
-        doubled += max(0, count - counts[key])
-        wrong += count == counts[key] and total != sums[key]
-    seen = Counter(key for key, _, _ in found)
-    lost += sum(count for key, count in counts.items() if key not in seen)
-    wrong += sum(count - 1 for count in seen.values()) + sum(key not in sums for key in seen)
+    for key, *figures in found:
+        count, *rest = wanted.get(key, (0,))
+        lost += max(0, count - figures[0])
+        doubled += max(0, figures[0] - count)
+        wrong += count == figures[0] and rest != figures[1:]
+    keys = Counter(row[0] for row in found)
+    lost += sum(figures[0] for key, figures in wanted.items() if key not in keys)
+    wrong += sum(count - 1 for count in keys.values()) + sum(key not in wanted for key in keys)
     return {"lost": lost, "doubled": doubled, "wrong": wrong}
 
 
-def query(database: str, sql: str) -> list[tuple[Any, ...]]:
-    """Read-only: a checker must not make the file that it looks for."""
-    connection = sqlite3.connect(f"file:{database}?mode=ro", uri=True)
-    try:
-        return connection.execute(sql).fetchall()
-    finally:
-        connection.close()
-
-
-def verdict(wanted: list[tuple[Any, ...]], place: str) -> Verdict:
+def verdict(rows: list[Row], place: str) -> Verdict:
     """What is lost, doubled or wrong in one place."""
-    kind, _, where = place.partition(":")
-    if kind == "totals":
-        return totals_verdict(wanted, query(where, "SELECT key, count, total FROM totals"))
-    if kind == "table":
-        return rows_verdict(wanted, query(where, "SELECT id, key, value FROM rows"))
-    return rows_verdict(wanted, rows_in(Path(where)))
+    what = place.partition(":")[0]
+    if what in ("rows", "evens"):
+        return rows_verdict([row for row in rows if what == "rows" or row[2] % 2 == 0], seen(place))
+    by_key: dict[str, list[Row]] = {}
+    for row in rows:
+        by_key.setdefault(row[1], []).append(row)
+    figure: Callable[[list[Row]], Row] = {
+        "totals": lambda mine: (sum(row[2] for row in mine),),
+        "newest": lambda mine: (max(row[0] for row in mine),),
+        "counts": lambda mine: (),
+    }[what]
+    return keys_verdict({key: (len(mine), *figure(mine)) for key, mine in by_key.items()}, seen(place))
+
+
+# --- what it must never see
+
+
+class Watch:
+    """One place, looked at again and again."""
+
+    def __init__(self, place: str, per_epoch: int) -> None:
+        self.place = place
+        self.what, self.kind, _ = place.split(":", 2)
+        self.per_epoch = per_epoch
+        self.last: dict[Any, int] = {}
+        self.found = {"looks": 0, "torn": 0, "back": 0}
+
+    def look(self) -> None:
+        """Once; a server that is away is no finding."""
+        try:
+            rows = seen(self.place)
+        except Exception:  # noqa: BLE001 - the server was killed, or nobody has made the table yet
+            _clusters.clear()
+            return
+        now = {row[0]: 1 if self.what in ("rows", "evens") else row[1] for row in rows}
+        self.found["looks"] += bool(rows)
+        if self.kind in ("postgres", "mariadb", "redis") and sum(now.values()) % self.per_epoch:
+            self.found["torn"] += 1
+        if any(now.get(key, 0) < before for key, before in self.last.items()):
+            self.found["back"] += 1
+        self.last = now
+
+
+def watch(per_epoch: int, places: list[str]) -> int:
+    """Until SIGTERM; then say what was seen."""
+    going = True
+
+    def stop(*_: object) -> None:
+        nonlocal going
+        going = False
+
+    signal.signal(signal.SIGTERM, stop)
+    watches = [Watch(place, per_epoch) for place in places]
+    while going:
+        for each in watches:
+            each.look()
+        time.sleep(0.02)
+    print(json.dumps({each.place.partition(":")[0]: each.found for each in watches}))
+    return 0
 
 
 def main(arguments: list[str]) -> int:
     """The command line."""
+    if arguments[0] == "--watch":
+        return watch(int(arguments[1]), arguments[2:])
     wanted = rows_in(Path(arguments[0]))
     if not wanted or len({row[0] for row in wanted}) != len(wanted):
         raise SystemExit("the input is empty, or an id is in it twice: nothing could be told from the output")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from fencepost.prove.rig.jars import CASSANDRA, fetch, java
 from fencepost.prove.rig.process import HOST
@@ -23,6 +23,13 @@ class Cassandra(Server):
     """
 
     ports_needed: ClassVar[int] = 2  # the second is for other nodes, which there are none of
+
+    def run(self, cql: str) -> list[Any]:
+        """One statement, by a client of its own."""
+        from cassandra.cluster import Cluster  # noqa: PLC0415 - loading it takes a moment
+
+        with Cluster([HOST], port=self.port, protocol_version=5) as cluster:
+            return list(cluster.connect().execute(cql, timeout=30))
 
     def _initialise(self, data: Path) -> None:
         """Cassandra makes what it needs."""

@@ -37,11 +37,17 @@ class MariaDB(Server):
 
     def client(self, sql: str) -> str:
         """What `mariadb` answers to statements as root in `test`: lines of values with tabs between."""
+        command, environment = self.client_command
+        return run(command, environment=environment, stdin=sql)
+
+    @property
+    def client_command(self) -> tuple[list[str], dict[str, str]]:
+        """The server's own client, to be fed with statements, and its environment."""
         tools = unpack(MARIADB)
         server = [f"--host={HOST}", f"--port={self.port}", "--protocol=tcp", "--user=root", "test"]
         plugins = [f"--plugin-dir={path}" for path in tools.root.glob("usr/lib/*/libmariadb3/plugin")]
         command = [*tools.command("mariadb"), "--no-defaults", *plugins, "--batch", "--skip-column-names", *server]
-        return run(command, environment=tools.environment, stdin=sql)
+        return [str(word) for word in command], dict(tools.environment)
 
     def _initialise(self, data: Path) -> None:
         self._install(data)

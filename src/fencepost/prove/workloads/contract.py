@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 TASK = "in a task"
 MOMENT = "a random moment"
-BROKER = "the broker"
+SERVER = "a server"
 SLEEPER = "asleep past a takeover"
 """What can be attacked beside a named point."""
-BY_CHANCE = (MOMENT, BROKER)
+BY_CHANCE = (MOMENT, SERVER)
 """Of these, some come when the job has ended already."""
 
 ROWS_PER_EPOCH = 12
+
+
+class Mortal(Protocol):
+    """A server that can be killed and comes back with what it had."""
+
+    def kill(self) -> None:
+        """SIGKILL."""
+
+    def start(self) -> object:
+        """On the same port, with the same data."""
 
 
 @dataclass
@@ -35,8 +46,22 @@ class Workload(ABC):
     """The file that counts the results, run by path."""
     attacks: ClassVar[tuple[str, ...]] = (TASK, MOMENT)
     """What is attacked between the named points, in turn."""
+    beds: ClassVar[tuple[str, ...]] = (
+        "precommit.after",
+        "decide.before",
+        "decide.after",
+        "commit.before",
+        "commit.after",
+        "complete.before",
+    )
+    """Where a driver falls asleep: from the barrier to the end of an epoch, in every one of which it comes by."""
     out_of_reach: ClassVar[Mapping[str, str]] = {}
     """Points that this job cannot pass and others can, with the reason; see `points`."""
+
+    @property
+    def servers(self) -> Mapping[str, Mortal]:
+        """What it reads from and writes to, by name."""
+        return {}
 
     @property
     def checkpoint(self) -> Path:
@@ -58,6 +83,11 @@ class Workload(ABC):
     @abstractmethod
     def checker_arguments(self, *places: str) -> list[str]:
         """What the checker is told; without a place, all of them."""
+
+    @contextmanager
+    def watched(self) -> Iterator[dict[str, dict[str, int]]]:
+        """A reader who does not wait for the end; what it saw is there when the block is over."""
+        yield {}
 
     def epoch(self) -> int:
         """The epoch that was running, or ran last, by Spark's own log."""

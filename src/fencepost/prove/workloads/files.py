@@ -12,6 +12,7 @@ from fencepost.prove.workloads.contract import ROWS_PER_EPOCH, Workload
 
 KEYS = tuple("abcde")
 KAFKA = "a sink whose open transactions hold readers up (--workload kafka)"
+DATABASES = "a sink of a database (--workload databases)"
 
 
 @dataclass
@@ -21,7 +22,10 @@ class FilesWorkload(Workload):
     job: ClassVar = "fencepost.prove.workloads.files_job"
     checker: ClassVar = "recount.py"
     out_of_reach: ClassVar = {
+        "cassandra.*": DATABASES,
         "kafka.*": KAFKA,
+        "redis.*": DATABASES,
+        "staged.*": DATABASES,
         "sweep.abort": KAFKA,
         "sweep.orphans": KAFKA,
     }
@@ -57,5 +61,5 @@ class FilesWorkload(Workload):
         """The input and both targets."""
         return [
             str(self.input),
-            *(places or (f"totals:{self.folder / 'totals.db'}", f"rows:{self.folder / 'rows'}")),
+            *(places or (f"totals:sqlite:{self.folder / 'totals.db'}", f"rows:files:{self.folder / 'rows'}")),
         ]

@@ -11,7 +11,8 @@ from typing import ClassVar
 from confluent_kafka import KafkaError, Message, Producer
 
 from fencepost.prove.rig.kafka import Broker
-from fencepost.prove.workloads.contract import BROKER, MOMENT, ROWS_PER_EPOCH, SLEEPER, TASK, Workload
+from fencepost.prove.workloads.contract import MOMENT, ROWS_PER_EPOCH, SERVER, SLEEPER, TASK, Mortal, Workload
+from fencepost.prove.workloads.files import DATABASES
 
 WORDS = ("ash", "birch", "cedar", "elm", "fir", "hazel", "larch", "oak")
 PARTITIONS = 3
@@ -27,14 +28,26 @@ class KafkaWorkload(Workload):
 
     job: ClassVar = "fencepost.prove.workloads.kafka_job"
     checker: ClassVar = "recount_kafka.py"
-    attacks: ClassVar = (TASK, MOMENT, BROKER, SLEEPER)
-    out_of_reach: ClassVar = {"publish.*": "a sink of files", "vote.during": "a sink of a database"}
+    attacks: ClassVar = (TASK, MOMENT, SERVER, SLEEPER)
+    beds: ClassVar = ("kafka.begun", "kafka.flushed", *Workload.beds)
+    out_of_reach: ClassVar = {
+        "cassandra.*": DATABASES,
+        "publish.*": "a sink of files",
+        "redis.*": DATABASES,
+        "staged.*": DATABASES,
+        "vote.during": "a sink of a database",
+    }
 
     def __post_init__(self) -> None:
         """Three topics."""
         self.folder.mkdir(parents=True)
         for name in ("in", "counts", "lines"):
             self.broker.create_topic(f"{self.topics}-{name}", partitions=PARTITIONS)
+
+    @property
+    def servers(self) -> Mapping[str, Mortal]:
+        """One."""
+        return {"the broker": self.broker}
 
     def feed(self, epochs: int) -> int:
         """Let lines arrive, from a producer that knows nothing of transactions."""
