@@ -3,7 +3,7 @@ python := .venv/bin/python
 N ?= 20
 ARGS ?=
 
-.PHONY: help demo test lint model kill kafka bench bench-kafka jar wheel clean setup
+.PHONY: help demo test lint model kill kafka databases bench bench-kafka jar wheel clean setup
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,6 +28,9 @@ kill: setup ## kill a real job N times and count its output (N=20 ARGS="--worklo
 
 kafka: setup ## run a local Kafka broker until Ctrl-C
 	@$(python) -m fencepost.prove.rig.kafka $(ARGS)
+
+databases: setup ## run PostgreSQL, MariaDB, Redis and Cassandra until Ctrl-C
+	@$(python) -m fencepost.prove.rig.databases
 
 bench: setup ## measure beside plain Spark
 	@$(python) -m bench $(ARGS)

@@ -29,12 +29,13 @@ from rich.table import Table
 from fencepost.prove import nemesis
 from fencepost.prove.nemesis import Blow
 from fencepost.prove.points import in_worker, out_of_reach, points_in_code
+from fencepost.prove.rig.databases import Servers
 from fencepost.prove.rig.jars import RigFailed
 from fencepost.prove.rig.kafka import Broker
 from fencepost.prove.scene import KILLED, Scene, SceneFailed, class_archive
 from fencepost.prove.scouting import EPOCHS_PER_START, Scouted, scout
 from fencepost.prove.workloads.contract import BY_CHANCE, MOMENT, ROWS_PER_EPOCH, SERVER, SLEEPER, TASK, Workload
-from fencepost.prove.workloads.databases import DatabasesWorkload, Servers
+from fencepost.prove.workloads.databases import DatabasesWorkload
 from fencepost.prove.workloads.files import FilesWorkload
 from fencepost.prove.workloads.kafka import KafkaWorkload
 

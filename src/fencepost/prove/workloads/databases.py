@@ -7,38 +7,16 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import ClassVar
 
 import psycopg
 
 import fencepost.prove.recount
-from fencepost.prove.rig.cassandra import Cassandra
-from fencepost.prove.rig.mariadb import MariaDB
-from fencepost.prove.rig.postgres import Postgres
-from fencepost.prove.rig.redis import Redis
+from fencepost.prove.rig.databases import Servers
 from fencepost.prove.workloads.contract import MOMENT, ROWS_PER_EPOCH, SERVER, SLEEPER, TASK, Mortal
 from fencepost.prove.workloads.files import KAFKA, FilesWorkload
-
-
-@dataclass(frozen=True)
-class Servers:
-    """One of each."""
-
-    postgres: Postgres
-    mariadb: MariaDB
-    redis: Redis
-    cassandra: Cassandra
-
-    @classmethod
-    @contextmanager
-    def started(cls, folder: Path) -> Iterator[Servers]:
-        """All of them, for as long as the block."""
-        with ExitStack() as stack:
-            kinds = (Postgres, MariaDB, Redis, Cassandra)
-            yield cls(*(stack.enter_context(kind(folder / kind.__name__.lower())) for kind in kinds))  # type: ignore[arg-type]
 
 
 @dataclass
