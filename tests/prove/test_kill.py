@@ -2,26 +2,46 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from killing import FAILED, FENCED, PER_EPOCH, Scene, check_by_path, wait, wait_until_stopped
 
 from fencepost.guarantee import Guarantee
-from fencepost.prove.targets import BROKER, POSTGRES, TARGETS, Box
+from fencepost.prove.rig.cassandra import Cassandra
+from fencepost.prove.rig.mariadb import MariaDB
+from fencepost.prove.targets import BROKER, CASSANDRA, MARIADB, POSTGRES, REDIS, TARGETS, Box
 
 SPECIAL = ("hasty", "naked")
 """Targets of single tests."""
 SETS = [*((name,) for name in TARGETS if name not in SPECIAL), ("box", "sqlite", "files"), ("kafka", "sqlite")]
 
 
-SERVERS = (
-    ({"kafka", "hasty"}, BROKER, "broker", "servers"),
-    ({"postgres", "postgres_keyed"}, POSTGRES, "postgres", "dsn"),
+def of_mariadb(server: MariaDB) -> str:
+    client, environment = server.client_command
+    return json.dumps({"port": server.port, "client": client, "environment": environment})
+
+
+def of_cassandra(server: Cassandra) -> str:
+    server.run(
+        "CREATE KEYSPACE IF NOT EXISTS proof WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 1}"
+    )
+    return str(server.port)
+
+
+SERVERS: tuple[tuple[set[str], str, str, Callable[[Any], str]], ...] = (
+    ({"kafka", "hasty"}, BROKER, "broker", lambda server: server.servers),
+    ({"postgres", "postgres_keyed"}, POSTGRES, "postgres", lambda server: server.dsn),
+    ({"mysql"}, MARIADB, "mariadb", of_mariadb),
+    ({"redis"}, REDIS, "redis_server", lambda server: server.url),
+    ({"cassandra"}, CASSANDRA, "cassandra", of_cassandra),
 )
 """Targets, the variable that tells them where their server is, the fixture that starts it, its address."""
 CRASH = "commit.before=kill@2"
@@ -48,7 +68,7 @@ def _servers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     wanted = {*params.get("targets", ()), params.get("name")}
     for names, variable, service, address in SERVERS:
         if not wanted.isdisjoint(names):
-            monkeypatch.setenv(variable, getattr(request.getfixturevalue(service), address))
+            monkeypatch.setenv(variable, address(request.getfixturevalue(service)))
 
 
 @pytest.mark.parametrize("targets", SETS, ids="+".join)

@@ -8,13 +8,15 @@ prints lost, doubled and wrong rows per place, and exits 1 if there is one.
 from __future__ import annotations
 
 import json
+import runpy
 import sqlite3
 import sys
 from collections import Counter
 from itertools import accumulate
 from pathlib import Path
 
-Row = tuple[int, int, int]
+Row = tuple[int, ...]
+READERS = runpy.run_path(str(Path(__file__).with_name("readers.py")))["READERS"]
 
 
 def expected(numbers: list[int]) -> list[Row]:
@@ -34,14 +36,20 @@ def seen(place: str) -> list[Row]:
         return [tuple(row) for row in found]
     if kind == "kafka":
         return [(row["id"], row["value"], row["sum"]) for row in _in_topic(*where.rsplit("/", 1))]
-    if kind == "postgres":
-        return _in_postgres(dict(word.split("=") for word in where.split()))
+    if kind in READERS:
+        return _in_server(kind, where)
     if kind == "lines":
         files = [file for file in sorted(Path(where).glob("*")) if file.suffix != ".tmp"]
         return [tuple(json.loads(line)) for file in files for line in file.read_text().splitlines()]
     files = sorted(Path(where).glob("*.json")) if kind == "files" else _in_manifests(Path(where))
     rows = [json.loads(line) for file in files for line in file.read_text().splitlines()]
     return [(row["id"], row["value"], row["sum"]) for row in rows]
+
+
+def _in_server(kind: str, where: str) -> list[Row]:
+    if kind == "redis":  # the key is "id:value", the counter what was added to it
+        return [(*map(int, key.split(":")), count) for key, count in READERS[kind](where, "")]
+    return READERS[kind](where, "id, value, sum")
 
 
 def compare(wanted: list[Row], found: list[Row]) -> dict[str, int]:
@@ -85,20 +93,6 @@ def _in_topic(servers: str, topic: str) -> list[dict[str, int]]:
         return found
     finally:
         consumer.close()
-
-
-def _in_postgres(words: dict[str, str]) -> list[Row]:
-    """By another client library than the sink's."""
-    from pg8000.native import Connection, DatabaseError  # noqa: PLC0415 - only where there is a server
-
-    place = {"host": words["host"], "port": int(words["port"]), "database": words["dbname"]}
-    with Connection(words["user"], **place) as connection:
-        try:
-            return [tuple(row) for row in connection.run("SELECT id, value, sum FROM " + words["table"])]  # noqa: S608 - ours
-        except DatabaseError as error:
-            if error.args[0]["C"] == "42P01":  # nobody has made the table yet
-                return []
-            raise
 
 
 def main(arguments: list[str]) -> int:

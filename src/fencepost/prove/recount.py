@@ -22,11 +22,9 @@ whole or not at all (all but Cassandra and files) which saw half of one, `back` 
 from __future__ import annotations
 
 import json
-import os
+import runpy
 import signal
-import socket
 import sqlite3
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -65,72 +63,9 @@ def in_sqlite(database: str, columns: str, table: str) -> list[Row]:
         connection.close()
 
 
-def in_postgres(where: str, columns: str) -> list[Row]:
-    """By another client library than the sink's."""
-    from pg8000.native import Connection  # noqa: PLC0415 - only where there is a server
-
-    words = dict(word.split("=") for word in where.split())
-    place = {"host": words["host"], "port": int(words["port"]), "database": words["dbname"]}
-    with Connection(words["user"], **place) as connection:
-        return [tuple(row) for row in connection.run(f"SELECT {columns} FROM {words['table']}")]  # noqa: S608 - ours
-
-
-def in_mariadb(where: str, columns: str) -> list[Row]:
-    """By the server's own client."""
-    told = json.loads(where)
-    columns = ", ".join(f"`{name}`" for name in columns.split(", "))
-    found = subprocess.run(
-        told["client"],
-        input=f"SELECT {columns} FROM {told['table']}",  # noqa: S608 - ours
-        env={**os.environ, **told["environment"]},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return [
-        tuple(int(word) if word.isdigit() else word for word in line.split("\t"))
-        for line in found.stdout.split("\n")
-        if line
-    ]
-
-
-def in_redis(where: str, columns: str) -> list[Row]:
-    """All counters with a prefix at one moment, asked for over a bare socket."""
-    port, _, prefix = where.partition("/")
-    script = (
-        "local found = {} for _, key in ipairs(redis.call('KEYS', ARGV[1])) do table.insert(found, key .. ' ' .. "
-        "redis.call('GET', key)) end return table.concat(found, '\\n')"
-    )
-    words = ["EVAL", script, "0", f"{prefix}*"]
-    ask = f"*{len(words)}\r\n" + "".join(f"${len(word)}\r\n{word}\r\n" for word in words)
-    with socket.create_connection(("127.0.0.1", int(port)), 10) as connection, connection.makefile("rb") as answers:
-        connection.sendall(ask.encode())
-        head = answers.readline()
-        if not head.startswith(b"$"):
-            raise ConnectionError("Redis did not answer with a text")
-        text = answers.read(int(head[1:])).decode()
-    pairs = [line.removeprefix(prefix).rsplit(" ", 1) for line in text.splitlines()]
-    return [(key, int(count)) for key, count in pairs]
-
-
-def in_cassandra(where: str, columns: str) -> list[Row]:
-    """By the driver, which is the only client there is; a cluster is dear to connect to, so it is kept."""
-    from cassandra.cluster import Cluster  # noqa: PLC0415 - only where there is a server
-
-    port, _, table = where.partition("/")
-    if port not in _clusters:
-        _clusters[port] = Cluster(["127.0.0.1"], port=int(port), protocol_version=5).connect()
-    session = _clusters[port]
-    return [tuple(row) for row in session.execute(f"SELECT {columns} FROM {table}", timeout=20)]  # noqa: S608 - ours
-
-
-_clusters: dict[str, Any] = {}
-READERS: dict[str, Callable[[str, str], list[Row]]] = {
-    "postgres": in_postgres,
-    "mariadb": in_mariadb,
-    "redis": in_redis,
-    "cassandra": in_cassandra,
-}
+READERS: dict[str, Callable[[str, str], list[Row]]] = runpy.run_path(str(Path(__file__).with_name("readers.py")))[
+    "READERS"
+]
 
 
 def seen(place: str) -> list[Row]:
@@ -204,7 +139,6 @@ class Watch:
         try:
             rows = seen(self.place)
         except Exception:  # noqa: BLE001 - the server was killed, or nobody has made the table yet
-            _clusters.clear()
             return
         now = {row[0]: 1 if self.what in ("rows", "evens") else row[1] for row in rows}
         self.found["looks"] += bool(rows)

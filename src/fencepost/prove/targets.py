@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 from confluent_kafka.admin import AdminClient
@@ -20,15 +21,21 @@ from confluent_kafka.cimpl import NewTopic
 from fencepost.kafka import Kafka
 from fencepost.ledger import LocalStore
 from fencepost.protocol.effects import Outcome
+from fencepost.sinks.cassandra.sink import Cassandra
 from fencepost.sinks.contract import Sink
 from fencepost.sinks.files import Files
+from fencepost.sinks.mysql.sink import MySQL
 from fencepost.sinks.postgres.sink import Postgres
+from fencepost.sinks.redis.sink import Redis
 from fencepost.sinks.sqlite import SQLite
 from fencepost.sinks.two_phase import TwoPhaseCommit, Unit
 from fencepost.sinks.wal import EpochContext, WriteAheadLog
 
 BROKER = "FENCEPOST_KAFKA"
 POSTGRES = "FENCEPOST_POSTGRES"
+MARIADB = "FENCEPOST_MARIADB"
+REDIS = "FENCEPOST_REDIS"
+CASSANDRA = "FENCEPOST_CASSANDRA"
 """The environment's variables with the addresses of servers, for the targets that lie in them."""
 
 
@@ -119,17 +126,55 @@ def place_in(folder: Path) -> str:
     return f"f{hashlib.sha256(str(folder).encode()).hexdigest()[:12]}"
 
 
+def once(folder: Path, what: str, make: Callable[[], object]) -> None:
+    """Make something for a folder at its first mention."""
+    made = folder / f".{what}"
+    if not made.exists():
+        make()
+        made.touch()
+
+
 def postgres(folder: Path, name: str, **settings: Any) -> Postgres:
     """A table in a schema of the folder's own."""
-    schema, dsn = place_in(folder), os.environ[POSTGRES]
-    made = folder / f".{schema}"
-    if not made.exists():
-        import psycopg  # noqa: PLC0415 - only where there is a server
+    import psycopg  # noqa: PLC0415 - only where there is a server
 
+    schema, dsn = place_in(folder), os.environ[POSTGRES]
+
+    def make() -> None:
         with psycopg.connect(dsn) as connection:
             connection.execute(f"CREATE SCHEMA IF NOT EXISTS {schema}".encode())
-        made.touch()
+
+    once(folder, "schema", make)
     return Postgres(f"{schema}.sums", dsn=dsn, name=name, **settings)
+
+
+def mysql(folder: Path) -> MySQL:
+    """A table in a database of the folder's own."""
+    import pymysql  # noqa: PLC0415 - only where there is a server
+
+    port = json.loads(os.environ[MARIADB])["port"]
+    where: dict[str, Any] = {"host": "127.0.0.1", "port": port, "user": "root"}
+
+    def make() -> None:
+        with pymysql.connect(**where) as connection, connection.cursor() as cursor:
+            cursor.execute(f"CREATE DATABASE IF NOT EXISTS {place_in(folder)}")
+
+    once(folder, "database", make)
+    return MySQL("sums", **where, database=place_in(folder), name="mysql")
+
+
+def redis(folder: Path) -> Redis:
+    """Counters: the running sum is added to a key that no other row has, so that a row twice is seen."""
+    place = place_in(folder)
+    return Redis(
+        os.environ[REDIS], shape="counter", key=("id", "value"), prefix=f"{place}:", name=f"redis-{place}", chunk_rows=3
+    )
+
+
+def cassandra(folder: Path) -> Cassandra:
+    """A table of the folder's own, in a keyspace for all."""
+    place = place_in(folder)
+    return Cassandra(f"proof.{place}", port=int(os.environ[CASSANDRA]), key="id", name=f"cassandra-{place}")
 
 
 def kafka(folder: Path, name: str, **settings: Any) -> Kafka:
@@ -140,11 +185,8 @@ def kafka(folder: Path, name: str, **settings: Any) -> Kafka:
 def topic_of(folder: Path, name: str) -> str:
     """Made at its first mention."""
     topic = f"{name}-{place_in(folder)}"
-    made = folder / f".{topic}"
-    if not made.exists():
-        admin = AdminClient({"bootstrap.servers": os.environ[BROKER]})
-        admin.create_topics([NewTopic(topic, 2, 1)])[topic].result(20)
-        made.touch()
+    admin = {"bootstrap.servers": os.environ[BROKER]}
+    once(folder, topic, lambda: AdminClient(admin).create_topics([NewTopic(topic, 2, 1)])[topic].result(20))
     return topic
 
 
@@ -186,6 +228,12 @@ TARGETS: Mapping[str, Target] = {
         lambda folder: postgres(folder, "postgres_keyed", key="id"),
         lambda folder: f"postgres:{os.environ[POSTGRES]} table={place_in(folder)}.sums",
     ),
+    "mysql": Target(
+        mysql,
+        lambda folder: "mariadb:" + json.dumps(json.loads(os.environ[MARIADB]) | {"table": f"{place_in(folder)}.sums"}),
+    ),
+    "redis": Target(redis, lambda folder: f"redis:{urlsplit(os.environ[REDIS]).port}/{place_in(folder)}:"),
+    "cassandra": Target(cassandra, lambda folder: f"cassandra:{os.environ[CASSANDRA]}/proof.{place_in(folder)}"),
     "hasty": Target(
         lambda folder: kafka(folder, "hasty", keep_rows=False),
         lambda folder: f"kafka:{os.environ[BROKER]}/{topic_of(folder, 'hasty')}",

@@ -52,6 +52,10 @@ class RowsRefused(Exception):
     """The target answered, and does not take the rows. The text names constraints and columns, never a value."""
 
 
+class NotAllowed(RowsRefused):
+    """The target answered that this user has no right to it."""
+
+
 @dataclass(slots=True)
 class Held:
     """The open transaction of a vote, and what is in it."""
@@ -82,6 +86,8 @@ class Database(ABC):
     """
 
     held: Held | None = None
+    epochs = EPOCH_TABLE
+    """As it stands in a statement."""
     _open: ClassVar[WeakValueDictionary[tuple[Any, ...], Any]] = WeakValueDictionary()
 
     def __init__(self) -> None:
@@ -89,7 +95,7 @@ class Database(ABC):
         self.users: WeakSet[Session] = WeakSet()
 
     @classmethod
-    def shared(cls, user: Session, job: str, *place: str) -> Self:
+    def shared(cls, user: Session, job: str, *place: Any) -> Self:
         """The job's one connection to this place in this process: its sinks there vote and commit together."""
         key = (os.getpid(), cls, job, *place)
         database: Self | None = cls._open.get(key)
@@ -156,8 +162,11 @@ class SqlSession(MarkedSession):
     def how_to_mark(self) -> tuple[str, str]:
         """Statements for a person to run."""
         mine = f"WHERE job = {_literal(self.job)} AND sink = {_literal(self.sink)}"
-        return f"DELETE FROM {EPOCH_TABLE} {mine};", f"UPDATE {EPOCH_TABLE} SET epoch = {{epoch}} {mine};"
+        epochs = self.database.epochs
+        return f"DELETE FROM {epochs} {mine};", f"UPDATE {epochs} SET epoch = {{epoch}} {mine};"
 
+    target = "The target"
+    """At the beginning of a sentence."""
     guards_plain_writes = False
     """Rows have a key: under at_least_once an epoch that is sent again must not overwrite a newer one."""
 
@@ -179,7 +188,8 @@ class SqlSession(MarkedSession):
         found = None
         try:
             self._look()
-            self.database.take_over(owner)
+            if self.database.held is None:  # else a newer writer in this process has its vote in there
+                self.database.take_over(owner)
             found = self.database.mark(self.job, self.sink)
         except (Silent, RowsRefused) as error:
             raise Retryable(
@@ -210,9 +220,9 @@ class SqlSession(MarkedSession):
             try:
                 self._vote(epoch, handles)
             except Conflict as error:
-                alone = self.database.held is None or not self.database.held.handles
+                is_first = self.database.held is None or not self.database.held.handles
                 self.rollback()
-                if alone and attempt < ATTEMPTS - 1:  # else another sink's vote went with it
+                if is_first and attempt < ATTEMPTS - 1:  # else another sink's vote went with it
                     time.sleep(random.uniform(0.01, 0.1))  # noqa: S311 - spreads retries
                     continue
                 raise self._not_written(epoch, error) from None
@@ -317,12 +327,14 @@ class SqlSession(MarkedSession):
             for handle in handles:
                 self.apply_unit(handle, self.owner.staging.rows_again(handle))
             self._set_mark(epoch, handles)
+            self.database.check_all()
             self._end()
         except RowsRefused as error:
             raise OperatorNeeded(
                 "apply_refused",
-                f"The target refuses rows of a decided epoch: {error}. It was changed since the vote, or lost data.",
-                next="Mend the target so that it takes the rows again (they are kept), then start the job.",
+                f"{self.target} refuses rows of a decided epoch: {error}. It was changed since the vote, or lost data.",
+                next="Mend it so that it takes the rows again (nothing that was kept of them is deleted before), then "
+                "start the job.",
             ).at(job=self.job, epoch=epoch, sink=self.sink) from None
         finally:
             self._let_go()
@@ -361,14 +373,14 @@ class SqlSession(MarkedSession):
         """The vote's no."""
         return EpochFailed(
             "rows_refused",
-            f"The target refused rows: {error}.",
+            f"{self.target} refused rows: {error}.",
             next="Mend the table or the rows; the epoch runs again from the same positions.",
         ).at(job=self.job, epoch=epoch, sink=self.sink)
 
     def _not_written(self, epoch: Epoch, error: Silent, safe: str | None = None) -> EpochFailed:
         failed = EpochFailed(
             "target_silent",
-            f"The target did not take the rows: {error}.",
+            f"{self.target} did not take the rows: {error}.",
             next="See that the target works and who holds its lock; the epoch runs again.",
             safe=safe,
         )

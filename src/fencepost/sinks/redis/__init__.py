@@ -1,0 +1,10 @@
+"""Redis as a sink: rows and mark in one script, whose precondition is the mark that it replaces.
+
+layout       which Redis key and value a row becomes
+chunks       an epoch's rows ─► each key once ─► the arguments of the scripts
+scripts      what runs in the server: check everything, then write everything
+state        the mark, as a hash
+server       what the server says of itself: does it keep what it acknowledges, what do its errors mean
+target       one connection, and the scripts on it (redis-py)
+session      the driver's side: vote, commit, recovery
+"""
