@@ -12,11 +12,14 @@ import runpy
 import sqlite3
 import sys
 from collections import Counter
+from collections.abc import Callable
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 Row = tuple[int, ...]
-READERS = runpy.run_path(str(Path(__file__).with_name("readers.py")))["READERS"]
+Reader = Callable[[str, str], list[Any]]
+READERS: dict[str, Reader] = runpy.run_path(str(Path(__file__).with_name("readers.py")))["READERS"]
 
 
 def expected(numbers: list[int]) -> list[Row]:
@@ -49,7 +52,8 @@ def seen(place: str) -> list[Row]:
 def _in_server(kind: str, where: str) -> list[Row]:
     if kind == "redis":  # the key is "id:value", the counter what was added to it
         return [(*map(int, key.split(":")), count) for key, count in READERS[kind](where, "")]
-    return READERS[kind](where, "id, value, sum")
+    found: list[Row] = READERS[kind](where, "id, value, sum")
+    return found
 
 
 def compare(wanted: list[Row], found: list[Row]) -> dict[str, int]:

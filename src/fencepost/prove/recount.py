@@ -63,9 +63,8 @@ def in_sqlite(database: str, columns: str, table: str) -> list[Row]:
         connection.close()
 
 
-READERS: dict[str, Callable[[str, str], list[Row]]] = runpy.run_path(str(Path(__file__).with_name("readers.py")))[
-    "READERS"
-]
+Reader = Callable[[str, str], list[Row]]
+READERS: dict[str, Reader] = runpy.run_path(str(Path(__file__).with_name("readers.py")))["READERS"]
 
 
 def seen(place: str) -> list[Row]:

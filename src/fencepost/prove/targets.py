@@ -185,8 +185,12 @@ def kafka(folder: Path, name: str, **settings: Any) -> Kafka:
 def topic_of(folder: Path, name: str) -> str:
     """Made at its first mention."""
     topic = f"{name}-{place_in(folder)}"
-    admin = {"bootstrap.servers": os.environ[BROKER]}
-    once(folder, topic, lambda: AdminClient(admin).create_topics([NewTopic(topic, 2, 1)])[topic].result(20))
+
+    def make() -> None:
+        admin = AdminClient({"bootstrap.servers": os.environ[BROKER]})  # without a name it would be gone too soon
+        admin.create_topics([NewTopic(topic, 2, 1)])[topic].result(20)
+
+    once(folder, topic, make)
     return topic
 
 
