@@ -29,11 +29,13 @@ def run(told: process.Told) -> None:
     if told.plain:
         run_plain(told)
         return
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - pyspark is the user's
+
     where, place = told.more, told.more.place
     job = fp.Job("killed", checkpoint=told.checkpoint, conf=told.conf, bridge=told.bridge)
     rows = job.read(fp.Files(str(told.folder / "in"), format="json", schema=SCHEMA, max_files_per_epoch=1))
     rows = process.rows_in(job.spark, rows, told.kill_at)
-    newest = rows.groupBy("key").agg({"value": "count", "id": "max"}).toDF("key", "count", "newest")
+    newest = rows.groupBy("key").agg(F.count("*").alias("count"), F.max("id").alias("newest"))
     mysql = {"host": "127.0.0.1", "port": int(where.mariadb), "user": "test", "password": "test", "database": place}
     job.write(rows, fp.Postgres(f"{place}.rows", dsn=where.postgres, staging="target", name="rows"))
     job.write(totals_of(rows), fp.MySQL("totals", **mysql, key="key", name="totals"))
