@@ -6,8 +6,12 @@ from fencepost.guarantee import Guarantee
 from fencepost.job import Job, start
 from fencepost.kafka import Kafka
 from fencepost.protocol.effects import Outcome
+from fencepost.sinks.cassandra.sink import Cassandra
 from fencepost.sinks.contract import Capabilities, Session, Sink
 from fencepost.sinks.files import published
+from fencepost.sinks.mysql.sink import MySQL
+from fencepost.sinks.postgres.sink import Postgres
+from fencepost.sinks.redis.sink import Redis
 from fencepost.sinks.sqlite import SQLite
 from fencepost.sinks.two_phase import TwoPhaseCommit
 from fencepost.sinks.wal import WriteAheadLog
@@ -16,15 +20,19 @@ from fencepost.sources.simple import Rate, Socket
 
 __all__ = [
     "Capabilities",
+    "Cassandra",
     "Fenced",
     "FencepostError",
     "Files",
     "Guarantee",
     "Job",
     "Kafka",
+    "MySQL",
     "OperatorNeeded",
     "Outcome",
+    "Postgres",
     "Rate",
+    "Redis",
     "Refused",
     "Retryable",
     "SQLite",

@@ -278,10 +278,12 @@ class SqlSession(MarkedSession):
             self._begin(patient=True)
             if self.guards_plain_writes:
                 found = self.database.mark(self.job, self.sink)
-                if found is not None and found.version > (self.owner.generation, epoch):
+                mine = (self.owner.generation, epoch)
+                if found is not None and found.version > mine:
                     log.warning("sink %s: epoch %d is older than what the target holds: left out", self.sink, epoch)
                     return
-                self._set_mark(epoch, ())
+                if found is None or found.version < mine:
+                    self._set_mark(epoch, ())
             self.apply(rows)
             self._end()
         except RowsRefused as error:

@@ -26,7 +26,7 @@ from fencepost.rows import Rows
 from fencepost.sinks.bulk_text import Unwritable
 from fencepost.sinks.contract import UNIT, Attempt
 from fencepost.sinks.marks import Mark
-from fencepost.sinks.sql import RowsRefused, Silent, alone
+from fencepost.sinks.sql import NotAllowed, RowsRefused, Silent, alone
 from fencepost.sinks.tables import TableSession, refuse_null_keys
 from fencepost.sinks.units import RowsOfUnit, end_of, ends_in, rows_in
 
@@ -84,7 +84,10 @@ class TaskWriter(ABC):
 
     @abstractmethod
     def fill(self, table: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch], attempt: Attempt) -> None:
-        """Make a table and load the rows, durably; raise `RowsRefused` or `Unwritable` if they cannot be taken."""
+        """Make a table and load the rows, durably; raise `RowsRefused` or `Unwritable` if they cannot be taken.
+
+        `NotAllowed` comes before the first row is taken: then the driver writes them all.
+        """
 
     def __call__(self, attempt: Attempt, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write the rows of one task attempt."""
@@ -112,6 +115,12 @@ class TaskWriter(ABC):
 
         try:
             self.fill(name, schema, counted(), attempt)
+        except NotAllowed as error:
+            if rows:
+                raise
+            log.warning("sink %s: %s, so that the driver writes the rows of the tasks", self.sink, error)
+            yield from (rows_in(batch, None) for batch in chain(first, batches))
+            return
         except (Unwritable, RowsRefused) as error:
             # Raised here it would end as Spark's error, after four attempts; the driver says it in our own words.
             yield end_of(schema, name, {"refused": str(error)})
@@ -193,7 +202,7 @@ class StagedSession(TableSession):
     def _drop_staged(self, tables: list[str]) -> None:
         try:
             if tables:
-                self._look()
+                self._begin(patient=False)  # it ends with COMMIT, so no newer writer's vote may be open
                 self.drop_tables(tables)
                 self._end()
         except (Silent, RowsRefused) as error:

@@ -1,0 +1,259 @@
+"""Which columns of a DataFrame fit which columns of a table in MySQL or MariaDB. Never touches a database."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import types
+
+from fencepost.sinks.bulk_text import MYSQL, Text
+from fencepost.sinks.mysql.names import listed, quoted
+from fencepost.sinks.sql import RowsRefused
+from fencepost.sinks.staged import PLACE
+from fencepost.sinks.values import as_column_type, is_bytes, is_text
+
+KEY_LENGTH = 255
+"""Characters of a text in the key of a table that we make; a longer one is refused in the vote."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """A column of a table that is there."""
+
+    name: str
+    type: str
+    shown: str
+    """As a person writes it."""
+    length: int | None
+    """Characters or bytes."""
+    precision: int | None
+    scale: int | None
+    fraction: int | None
+    """Digits of a second."""
+    charset: str | None
+    collation: str | None
+    nullable: bool
+    required: bool
+    """NOT NULL, and nothing that stands in for a missing value."""
+    counts: bool
+    """AUTO_INCREMENT."""
+    generated: bool
+
+    @property
+    def merges(self) -> bool:
+        """Texts that differ may be equal to it: in case, in accents, in blanks at the end."""
+        return self.collation is not None and not self.collation.endswith(("_nopad_bin", "_0900_bin"))
+
+
+def misfits(schema: pa.Schema, there: list[Column]) -> list[str]:
+    """Everything in which a table does not fit the rows, in words."""
+    by_name = {column.name: column for column in there}
+    problems = []
+    for item in schema:
+        column = by_name.get(item.name)
+        kind = as_column_type(item.type)
+        if column is None:
+            near = next((name for name in by_name if name.lower() == item.name.lower()), None)
+            problems.append(f"column {item.name!r} is missing" + (f" (there is {near!r})" if near else ""))
+        elif column.generated:
+            problems.append(f"column {item.name!r} is generated and cannot be written")
+        elif not fits(kind, column):
+            problems.append(f"column {item.name!r} is {column.shown}, which cannot hold every {kind}")
+    twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
+    problems += [f"column {name!r} comes twice" for name in twice]
+    problems += [f"column {name!r} has the name of one of ours" for name in schema.names if name.lower() == PLACE]
+    problems += [
+        f"column {column.name!r} is NOT NULL without a default, and the DataFrame does not have it"
+        for column in there
+        if column.required and not column.generated and column.name not in schema.names
+    ]
+    return problems
+
+
+def refuse_nulls(batch: pa.RecordBatch, there: list[Column]) -> None:
+    """MySQL itself makes NULL a number in AUTO_INCREMENT columns, and the time of day in old TIMESTAMP ones."""
+    for column in there:
+        if not column.nullable and column.name in batch.schema.names and batch.column(column.name).null_count:
+            raise RowsRefused(f"NULL in a column that is NOT NULL, column {quoted(column.name)}")
+
+
+def texts_for(schema: pa.Schema, there: list[Column]) -> list[Text]:
+    """How each column is written, given the column that takes it."""
+    by_name = {column.name: column for column in there}
+    return [_text_for(item, by_name[item.name]) for item in schema]
+
+
+def _text_for(item: pa.Field, column: Column) -> Text:
+    """What the column would change without a word is refused here."""
+    text = MYSQL.text(item)
+    if column.type == "char":
+        return partial(_checked, text, lambda array: pc.invert(pc.ends_with(array, " ")))
+    if column.type == "enum":
+        members = pa.array(_members(column.shown), pa.string())
+        return partial(_checked, text, lambda array: pc.is_in(array.cast(pa.string()), members))
+    if column.type == "binary":
+        return partial(_checked, text, lambda array: pc.equal(pc.binary_length(array), column.length))
+    return text
+
+
+def _checked(text: Text, is_kept: Callable[[pa.Array], pa.Array], array: pa.Array) -> pa.Array:
+    """CHAR drops blanks at the end, BINARY adds zeros, and ENUM takes a number for a place in its list."""
+    if pc.any(pc.invert(is_kept(array.drop_null()))).as_py():
+        raise ValueError("a value would be changed")
+    return text(array)
+
+
+def _members(shown: str) -> list[str]:
+    found = re.findall(r"'((?:[^']|'')*)'", shown)
+    return [member.replace("''", "'").replace("\\\\", "\\") for member in found]
+
+
+def create_table(table: str, schema: pa.Schema, key: tuple[str, ...], collation: str) -> str:
+    """A table that fits the DataFrame; KeyError if a type has no column. Texts are equal only if they are the same."""
+    long = [item for item in schema if item.name in key and _is_long(as_column_type(item.type))]
+    length = min(KEY_LENGTH, 3 * KEY_LENGTH // max(1, len(long)))  # InnoDB's indexes have 3072 bytes
+    parts = []
+    for item in schema:
+        kind = declared(item.type, collation)
+        if item.name in key:
+            kind = _in_key(item, kind, length, collation) + " NOT NULL"
+        parts.append(f"{quoted(item.name)} {kind}")
+    if key:
+        parts.append(f"PRIMARY KEY ({listed(key)})")
+    return f"CREATE TABLE {table} ({', '.join(parts)}) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4"
+
+
+def stage_table(stage: str, there: list[Column], names: Sequence[str], *, temporary: bool) -> str:
+    """A table with the same columns and no constraint; the row's place is its key, so that rows come in order."""
+    by_name = {column.name: column for column in there}
+    parts = [f"{quoted(name)} {_staged(by_name[name])} NULL" for name in names]
+    parts.append(f"{PLACE} BIGINT NOT NULL PRIMARY KEY")
+    return f"CREATE {'TEMPORARY ' if temporary else ''}TABLE {stage} ({', '.join(parts)}) ENGINE=InnoDB"
+
+
+def _staged(column: Column) -> str:
+    if column.type == "enum":
+        return "longtext CHARACTER SET utf8mb4"
+    named = f" CHARACTER SET {column.charset} COLLATE {column.collation}" if column.charset and column.collation else ""
+    return column.shown + named
+
+
+def declared(kind: pa.DataType, collation: str) -> str:
+    """The column type we declare for an Arrow type; raises KeyError if there is none."""
+    kind = as_column_type(kind)
+    if types.is_decimal(kind) and kind.precision <= 65 and 0 <= kind.scale <= 30:
+        return f"decimal({kind.precision},{kind.scale})"
+    for is_kind, name in _DECLARED:
+        if is_kind(kind):
+            return name + (f" CHARACTER SET utf8mb4 COLLATE {collation}" if name == "longtext" else "")
+    raise KeyError(str(kind))
+
+
+def _is_long(kind: pa.DataType) -> bool:
+    return is_text(kind) or is_bytes(kind)
+
+
+def _in_key(item: pa.Field, kind: str, length: int, collation: str) -> str:
+    plain = as_column_type(item.type)
+    if is_text(plain):
+        return f"varchar({length}) CHARACTER SET utf8mb4 COLLATE {collation}"
+    if is_bytes(plain):
+        return f"varbinary({length})"
+    if types.is_floating(plain) or types.is_nested(plain) or types.is_null(plain):
+        raise RowsRefused(f"column {item.name!r} is a {plain}, which cannot be a key")
+    return kind
+
+
+def fits(kind: pa.DataType, column: Column) -> bool:
+    """Does the column keep our values as they are, or refuse them aloud? A rounded one is a wrong one."""
+    if types.is_null(kind):
+        return True
+    if column.type == "decimal":
+        return _fits_decimal(kind, column)
+    if column.type in _INTEGERS:
+        return _fits_integer(kind, column)
+    if column.type in {"float", "double"} and column.scale is not None:
+        return False  # float(7,4) rounds
+    if column.type in _TIMES and (column.fraction or 0) < 6:
+        return False
+    return any(is_kind(kind) and column.type in names for is_kind, names in _FITS)
+
+
+def _fits_integer(kind: pa.DataType, column: Column) -> bool:
+    """What is negative is refused aloud by an unsigned column, which may well be meant for numbers that are not."""
+    if types.is_boolean(kind):
+        return True
+    if types.is_duration(kind):
+        return column.type == "bigint"
+    bits = _INTEGERS[column.type]
+    if types.is_unsigned_integer(kind):
+        return bool(kind.bit_width <= bits if "unsigned" in column.shown else kind.bit_width < bits)
+    return bool(types.is_integer(kind) and kind.bit_width <= bits)
+
+
+def _fits_decimal(kind: pa.DataType, column: Column) -> bool:
+    """decimal(p,s) rounds what has more digits behind the point, and refuses what has more before it."""
+    if types.is_integer(kind):
+        before, behind = {8: 3, 16: 5, 32: 10, 64: 19 + types.is_unsigned_integer(kind)}[kind.bit_width], 0
+    elif types.is_decimal(kind):
+        before, behind = kind.precision - kind.scale, max(kind.scale, 0)
+    else:
+        return False
+    precision, scale = column.precision or 0, column.scale or 0
+    return behind <= scale and before <= precision - scale
+
+
+def _integer(bits: int) -> Callable[[pa.DataType], bool]:
+    return lambda kind: bool(types.is_integer(kind) and kind.bit_width <= bits)
+
+
+def _signed(bits: int) -> Callable[[pa.DataType], bool]:
+    return lambda kind: bool(types.is_signed_integer(kind) and kind.bit_width <= bits)
+
+
+def _zoned(kind: pa.DataType) -> bool:
+    return bool(types.is_timestamp(kind) and kind.tz is not None)
+
+
+_INTEGERS = {"tinyint": 8, "smallint": 16, "mediumint": 24, "int": 32, "bigint": 64}
+_TIMES = frozenset({"datetime", "timestamp", "time"})
+_TEXTS = frozenset({"text", "mediumtext", "longtext", "json"})
+_WORDS = _TEXTS | {"char", "varchar", "tinytext", "enum", "uuid", "inet4", "inet6"}
+"""What text goes into: either it is kept as it is, or it is refused in the vote."""
+_BYTES = frozenset({"binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"})
+
+_FITS: tuple[tuple[Callable[[pa.DataType], bool], frozenset[str]], ...] = (
+    (_integer(32), frozenset({"double"})),
+    (types.is_float16, frozenset({"float", "double"})),
+    (types.is_float32, frozenset({"float", "double"})),
+    (types.is_float64, frozenset({"double"})),
+    (types.is_date, frozenset({"date"})),
+    (_zoned, frozenset({"datetime", "timestamp"})),
+    (types.is_timestamp, frozenset({"datetime"})),
+    (types.is_time, frozenset({"time"})),
+    (is_bytes, _BYTES),
+    (types.is_nested, _TEXTS),
+    (is_text, _WORDS),
+)
+_DECLARED: tuple[tuple[Callable[[pa.DataType], bool], str], ...] = (
+    (_signed(8), "tinyint"),
+    (_signed(16), "smallint"),
+    (_signed(32), "int"),
+    (_signed(64), "bigint"),
+    (types.is_unsigned_integer, "bigint unsigned"),
+    (types.is_floating, "double"),  # a float column keeps six digits in what it shows
+    (types.is_boolean, "boolean"),
+    (types.is_date, "date"),
+    (types.is_timestamp, "datetime(6)"),
+    (types.is_time, "time(6)"),
+    (types.is_duration, "bigint"),
+    (is_bytes, "longblob"),
+    (types.is_nested, "json"),
+    (is_text, "longtext"),
+    (types.is_null, "longtext"),
+)
