@@ -3,7 +3,7 @@ python := .venv/bin/python
 N ?= 20
 ARGS ?=
 
-.PHONY: help demo test lint model kill kafka databases bench bench-kafka jar wheel clean setup
+.PHONY: help demo test lint model kill kafka databases bench bench-kafka bench-sinks jar wheel clean setup
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,6 +37,9 @@ bench: setup ## measure beside plain Spark
 
 bench-kafka: setup ## measure Kafka to Kafka beside plain Spark's own sink
 	@$(python) -m bench.kafka $(ARGS)
+
+bench-sinks: setup ## measure databases beside their own bulk paths and foreachBatch by hand
+	@$(python) -m bench.sinks $(ARGS)
 
 jar: setup ## build spark/fencepost.jar from java/ (needs a JDK 17)
 	@$(python) java/build.py $(ARGS)

@@ -23,6 +23,7 @@ import org.apache.spark.sql.connector.catalog.TableProvider;
 import org.apache.spark.sql.connector.expressions.Transform;
 import org.apache.spark.sql.connector.write.LogicalWriteInfo;
 import org.apache.spark.sql.connector.write.PhysicalWriteInfo;
+import org.apache.spark.sql.connector.write.SupportsTruncate;
 import org.apache.spark.sql.connector.write.Write;
 import org.apache.spark.sql.connector.write.WriteBuilder;
 import org.apache.spark.sql.connector.write.WriterCommitMessage;
@@ -111,9 +112,14 @@ public final class EpochSink implements TableProvider {
     }
   }
 
-  /** The marker interface is what lets update mode through; there is nothing to truncate. */
+  /** Two interfaces that let modes through: update, and complete, whose emptying is Python's. */
   private record Builder(LogicalWriteInfo info)
-      implements WriteBuilder, SupportsStreamingUpdateAsAppend {
+      implements WriteBuilder, SupportsStreamingUpdateAsAppend, SupportsTruncate {
+    @Override
+    public WriteBuilder truncate() {
+      return this;
+    }
+
     @Override
     public Write build() {
       return new Write() {

@@ -60,7 +60,7 @@ class Job:
             name: The job's name, the same at every start.
             checkpoint: The folder of its ledger and of Spark's own log.
             guarantee: 'exactly_once', 'at_least_once' or 'at_most_once'.
-            output_mode: 'append' or 'update' for all branches; by default update if a branch aggregates.
+            output_mode: 'append', 'update' or 'complete' for all branches; by default update if a branch aggregates.
             interval: The shortest time between two epochs ('1 second'); by default as fast as data comes.
             spark: A session that exists (notebook, cluster, spark-submit); by default one is made.
             conf: Spark settings for the session that is made.

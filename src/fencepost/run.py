@@ -13,7 +13,7 @@ from fencepost.driver import Driver, Plan, unusable
 from fencepost.errors import BadConfig, EpochFailed, Fenced, FencepostError, Where
 from fencepost.guarantee import Guarantee
 from fencepost.ledger import LocalStore
-from fencepost.sinks.contract import Sink
+from fencepost.sinks.contract import HOW_TO_TAKE, Sink
 from fencepost.spark import branches, inspect, session, tasks, topics
 from fencepost.spark.bridge import Bridge, ForeachBatchBridge, JvmBridge
 from fencepost.spark.checkpoint import SparkLog
@@ -58,10 +58,10 @@ class Run:
         for name, sink in sinks.items():
             if modes[name] not in sink.capabilities.modes:
                 raise BadConfig(
-                    "key_needed",
-                    "An aggregate in update mode changes rows that were written before; this sink can only add rows.",
+                    "mode_does_not_fit",
+                    f"This sink, as it is set up, does not take rows of output mode {modes[name]}.",
                     where=Where(job=chosen.job, sink=name),
-                    next=sink.capabilities.remedy or "Choose a sink that takes a key, or output_mode='append'.",
+                    next=(modes[name] == "update" and sink.capabilities.remedy) or HOW_TO_TAKE[modes[name]],
                 )
         if chosen.job in session.running(spark):
             # Recovery would take the checkpoint from the living query, and Spark would then refuse the new one.

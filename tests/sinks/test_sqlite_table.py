@@ -163,7 +163,7 @@ def test_a_key_that_is_not_a_column_is_a_mistake_in_the_settings(tmp_path: Path)
 
 def test_update_mode_without_a_key_is_a_mistake_in_the_settings(tmp_path: Path) -> None:
     session = SQLite(tmp_path / "t.db", table="t").session("job")
-    with pytest.raises(BadConfig, match="no key"):
+    with pytest.raises(BadConfig, match="mode_does_not_fit"):
         session.preflight(TABLE.schema, "update")
 
 
@@ -175,7 +175,7 @@ def test_update_mode_without_a_key_is_a_mistake_in_the_settings(tmp_path: Path) 
         {"table": ""},
         {"table": "fencepost_epoch"},
         {"table": "SQLite_master"},
-        {"mode": "replace"},
+        {"mode": "overwrite"},
         {"mode": "upsert"},
         {"key": ("a", "a")},
         {"key": ""},
@@ -258,3 +258,21 @@ def test_no_error_is_without_a_next_step(tmp_path: Path) -> None:
     assert isinstance(refused.value, Refused)
     text = str(refused.value)
     assert all(part in text for part in ("[target_unusable]", "where: job 'job', sink 'sqlite:t'", "data:", "next:"))
+
+
+def test_replaced_at_every_epoch_the_table_is_what_the_last_one_said(tmp_path: Path) -> None:
+    path = tmp_path / "t.db"
+    driver = Driver(SQLite(path, table="t", mode="replace"), tmp_path)
+    driver.start(TABLE.schema, "complete")
+    driver.run(0, TABLE)
+    handle = driver.pre_commit(1, pa.table({"k": ["a"], "v": [3]}))
+    driver.vote(1, handle)
+    assert [("a", 1), ("b", 2)] == query(path, "SELECT * FROM t")
+    driver.commit(1, handle)
+    driver.session.close()
+    assert [("a", 3)] == query(path, "SELECT * FROM t")
+
+
+def test_a_table_that_is_replaced_takes_whole_results_only(tmp_path: Path) -> None:
+    with pytest.raises(BadConfig, match="mode_does_not_fit"):
+        started(SQLite(tmp_path / "t.db", table="t", mode="replace"), tmp_path)

@@ -190,3 +190,13 @@ def test_the_weaker_levels_count_right_while_nothing_fails(
         place.say(*lines)
         place.counting(spark, bridge, guarantee=guarantee).run(until="available")
         assert place.expected() == place.counts()
+
+
+def test_in_complete_mode_the_table_is_the_whole_result(spark: Any, place: Place, bridge: str) -> None:
+    for lines in (["a b a"], ["b c"]):
+        place.say(*lines)
+        job = place.job(spark, bridge, output_mode="complete")
+        words = place.text(job).selectExpr("explode(split(value, ' ')) AS word")
+        job.write(words.groupBy("word").count(), fp.SQLite(place.database, table="counts", mode="replace"))
+        job.run(until="available")
+        assert place.expected() == place.counts()

@@ -34,7 +34,7 @@ def test_the_ten_lines_run_as_printed(tmp_path: Path) -> None:
     assert (0, expected) == (printed.returncode, printed.stdout.splitlines()), printed.stderr[-2000:]
 
 
-@pytest.mark.parametrize("name", ["wordcount.py", "kafka_wordcount.py"])
+@pytest.mark.parametrize("name", ["wordcount.py", "kafka_wordcount.py", "databases.py"])
 def test_the_example_file_is_the_readmes(name: str) -> None:
     (code,) = re.findall(rf"```python\n# {re.escape(name)}\n(.*?)```", README, re.DOTALL)
     assert code == (Path(__file__).parents[2] / "examples" / name).read_text()

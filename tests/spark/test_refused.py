@@ -67,7 +67,6 @@ WRITERS: list[tuple[str, Callable[[Any], Any]]] = [
     ("async_progress", lambda writer: writer.option("ASYNCPROGRESSTRACKINGENABLED", "True")),
     ("refused_trigger", lambda writer: writer.trigger(realTime="5 minutes")),
     ("refused_trigger", lambda writer: writer.trigger(continuous="1 second")),
-    ("output_mode", lambda writer: writer.outputMode("complete")),
 ]
 
 
@@ -87,8 +86,14 @@ def test_a_source_that_may_skip_records(spark: Any, place: Place) -> None:
     assert nothing_began(place)
 
 
-def test_complete_mode(spark: Any, place: Place) -> None:
-    assert "'update'" in refused(BadConfig, "output_mode", lambda: place.job(spark, output_mode="complete"))
+def test_complete_mode_needs_a_table_that_may_be_emptied(spark: Any, place: Place) -> None:
+    complete = started(spark, place, lambda writer: writer.outputMode("complete"))
+    assert "mode='replace'" in refused(BadConfig, "mode_does_not_fit", complete, sink="sqlite:lines")
+    assert nothing_began(place)
+
+
+def test_an_output_mode_that_spark_does_not_have(spark: Any, place: Place) -> None:
+    assert "'update'" in refused(BadConfig, "output_mode", lambda: place.job(spark, output_mode="all"))
 
 
 def test_spark_connect() -> None:
@@ -141,7 +146,7 @@ def test_a_function_that_is_not_declared_idempotent(spark: Any, place: Place) ->
 def test_an_aggregate_in_update_mode_needs_a_key(spark: Any, place: Place) -> None:
     job = place.job(spark)
     job.write(words(spark, place).groupBy("word").count(), lines(place))
-    refused(BadConfig, "key_needed", job.start, sink="sqlite:lines")
+    refused(BadConfig, "mode_does_not_fit", job.start, sink="sqlite:lines")
     assert nothing_began(place)
 
 

@@ -23,7 +23,16 @@ from fencepost.protocol.records import Epoch, Handle, WriterNumber
 from fencepost.rows import Rows, Staging
 
 Shape = Literal["transaction", "apply", "publish"]
-OutputMode = Literal["append", "update"]
+OutputMode = Literal["append", "update", "complete"]
+HOW_TO_TAKE: Mapping[OutputMode, str] = {
+    "append": "mode='replace' is for output mode complete, in which every epoch has the whole result: say "
+    "output_mode='complete', or use mode='append'.",
+    "update": "An aggregate in output mode update changes rows that were written before: give the sink a key=… to find "
+    "them by, or use output_mode='append'.",
+    "complete": "In output mode complete every epoch has the whole result: give a table sink mode='replace', or use "
+    "output_mode='update' with key=….",
+}
+"""What to do for a sink to take rows of an output mode."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +49,7 @@ class Capabilities:
     keeps_rows: bool = True
     """The epoch's rows have to stay staged until they are committed."""
     modes: frozenset[OutputMode] = frozenset({"append"})
-    """Output modes whose rows this sink writes correctly; update needs a key."""
+    """Output modes whose rows this sink writes correctly; update needs a key, complete a table that it may empty."""
     remedy: str = ""
     """What would make this sink stronger, for the message of a refused job."""
     note: str = ""

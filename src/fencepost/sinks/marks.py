@@ -107,13 +107,14 @@ class MarkedSession(Session):
         held = self._held
         if held is None or (found is not None and found.version >= (self.owner.generation, held)):
             return
+        forced = self.how_to_mark[1].replace("{epoch}", str(held))
         there = "no epoch of this sink" if found is None else f"epoch {found.epoch} as its newest"
         raise OperatorNeeded(
             "target_behind",
             f"The ledger says that the target holds epoch {held}, the target says it holds {there}: it was set back "
             "(a backup, a replica that lagged), or the mark was removed.",
             next="Bring back the target's newest state, or start a new checkpoint on an emptied target to write "
-            f"everything again. If the missing epochs may stay lost: {self.how_to_mark[1].format(epoch=held)}",
+            f"everything again. If the missing epochs may stay lost: {forced}",
             safe="The target was not touched. What it lost, it lost before; the ledger knows up to which epoch.",
         ).at(job=self.job, epoch=epoch, sink=self.sink)
 

@@ -174,6 +174,9 @@ class SqlSession(MarkedSession):
     def apply(self, rows: Rows) -> None:
         """Write the rows inside the open transaction, in their order."""
 
+    def before_rows(self) -> None:
+        """Once, before an epoch's rows are written, inside the open transaction."""
+
     def apply_unit(self, handle: Handle, rows: Rows) -> None:
         """Write what a handle stands for, inside the open transaction; `rows` are those that were kept for it."""
         self.apply(rows)
@@ -241,6 +244,7 @@ class SqlSession(MarkedSession):
     def _vote(self, epoch: Epoch, handles: tuple[Handle, ...]) -> None:
         self._join(epoch)
         self.check_before_vote(self.database.mark(self.job, self.sink), epoch)
+        self.before_rows()
         for handle in handles:
             self.apply_unit(handle, self.owner.staging.rows(handle.kept, self.sink))
         faults.reach("vote.during")
@@ -284,6 +288,7 @@ class SqlSession(MarkedSession):
                     return
                 if found is None or found.version < mine:
                     self._set_mark(epoch, ())
+            self.before_rows()
             self.apply(rows)
             self._end()
         except RowsRefused as error:
@@ -326,6 +331,7 @@ class SqlSession(MarkedSession):
         try:
             if self.is_there(self.database.mark(self.job, self.sink), epoch, handles):
                 return
+            self.before_rows()
             for handle in handles:
                 self.apply_unit(handle, self.owner.staging.rows_again(handle))
             self._set_mark(epoch, handles)

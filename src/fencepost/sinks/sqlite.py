@@ -55,7 +55,8 @@ class SQLite(Sink):
     table: str
     key: str | Sequence[str] | None = None
     mode: TableMode | None = None
-    """Upsert if there is a key. "append", said aloud, takes output mode update too: every change becomes a row."""
+    """Upsert if there is a key. "append", said aloud, takes output mode update too: every change becomes a row. With
+    "replace", for output mode complete, the table is what the last epoch said."""
     create: bool = True
     """Make the table if it is not there."""
     name: str = ""
@@ -117,6 +118,10 @@ class SqliteSession(TableSession):
             if "ON CONFLICT clause" in str(error):
                 raise KeyNotUnique from None
             raise
+
+    def empty_table(self) -> None:
+        """In the same transaction as the rows that come instead."""
+        self._file.run(f"DELETE FROM {quoted(self._settings.table)}")
 
     def make_table(self, schema: pa.Schema) -> None:
         """With the key as its primary key."""

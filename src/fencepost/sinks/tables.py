@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fencepost.errors import BadConfig, FencepostError, Retryable, TargetRefused
-from fencepost.sinks.contract import Capabilities, OutputMode
+from fencepost.sinks.contract import HOW_TO_TAKE, Capabilities, OutputMode
 from fencepost.sinks.sql import EPOCH_TABLE, TARGET_TABLE, Database, RowsRefused, Silent, SqlSession, alone
 
-TableMode = Literal["append", "upsert"]
+TableMode = Literal["append", "upsert", "replace"]
 
 
 class TableSettings(Protocol):
@@ -59,6 +59,8 @@ def upserts(sink: TableSettings) -> bool:
 
 def table_capabilities(sink: TableSettings) -> Capabilities:
     """The epoch row makes commits repeatable; update mode needs a key, or the wish to keep every change."""
+    if sink.mode == "replace":
+        return Capabilities(shape="apply", repeatable=True, modes=frozenset({"complete"}))
     if sink.mode is not None or upserts(sink):
         return Capabilities(shape="apply", repeatable=True, modes=frozenset({"append", "update"}))
     return Capabilities(shape="apply", repeatable=True, remedy="Give it key=…: then it takes output mode update.")
@@ -74,7 +76,11 @@ def problem_of(sink: TableSettings) -> tuple[str, str] | None:
             "that table is not for rows",
             "Name another",
         ),
-        (sink.mode not in {None, "append", "upsert"}, f"mode {sink.mode!r} is not known", 'Use "append" or "upsert"'),
+        (
+            sink.mode not in {None, "append", "upsert", "replace"},
+            f"mode {sink.mode!r} is not known",
+            'Use "append", "upsert" or "replace"',
+        ),
         (upserts(sink) and not key, "upsert needs key=", "Name the key columns"),
         (len(set(key)) != len(key) or "" in key, "key names a column twice, or none", "Name each key column once"),
     )
@@ -98,6 +104,7 @@ class TableSession(SqlSession):
     def __init__(self, settings: TableSettings, job: str, database: Database) -> None:
         super().__init__(job, settings.name, database)
         self.settings = settings
+        self.target = f"Table {settings.table!r}"
         self.guards_plain_writes = upserts(settings)
 
     @abstractmethod
@@ -111,6 +118,15 @@ class TableSession(SqlSession):
     @abstractmethod
     def try_out(self, schema: pa.Schema) -> None:
         """Let the database itself plan the statement that writes: it knows indexes, views and rights better."""
+
+    @abstractmethod
+    def empty_table(self) -> None:
+        """Delete every row, inside the open transaction."""
+
+    def before_rows(self) -> None:
+        """With mode="replace" an epoch is the whole table."""
+        if self.settings.mode == "replace":
+            self.empty_table()
 
     @abstractmethod
     def make_table(self, schema: pa.Schema) -> None:
@@ -150,9 +166,9 @@ class TableSession(SqlSession):
             )
         elif mode not in self.settings.capabilities.modes:
             error = BadConfig(
-                "mode_needs_key",
-                "In output mode update a row replaces an earlier one, and this sink has no key to find it by.",
-                next="Give the sink key=…, or use output mode append.",
+                "mode_does_not_fit",
+                f"This sink, as it is set up, does not take rows of output mode {mode}.",
+                next=HOW_TO_TAKE[mode],
             )
         elif not schema.names:
             error = BadConfig("no_columns", "The DataFrame has no columns.", next="Select at least one column.")

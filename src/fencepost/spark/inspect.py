@@ -100,13 +100,13 @@ def check_writer(writer: Any, job: str) -> str:
 
 
 def check_mode(mode: str, job: str) -> str:
-    """Only append and update: `complete` would write the whole result at every epoch."""
-    if mode not in ("append", "update"):
+    """Spark's three."""
+    if mode not in ("append", "update", "complete"):
         raise BadConfig(
             "output_mode",
             f"Output mode {mode!r} is not supported.",
             where=Where(job=job),
-            next="Use 'update' with a keyed sink: the target then always holds the whole result.",
+            next="Use 'append', 'update' (with a keyed sink) or 'complete' (with a table and mode='replace').",
         )
     return mode
 
@@ -118,6 +118,8 @@ def needs_update(frame: Any) -> bool:
 
 def branch_mode(frame: Any, mode: str) -> OutputMode:
     """What this branch's rows are: only an aggregate changes what it wrote before, whatever the query's mode."""
+    if mode == "complete":
+        return "complete"
     return "update" if mode == "update" and _aggregates(frame) else "append"
 
 

@@ -185,7 +185,7 @@ class TestChanges:
         request.addfinalizer(lambda: place.run("SET GLOBAL innodb_flush_log_at_trx_commit = 1"))
         with pytest.raises(TargetRefused, match="target_forgets"):
             place.started(place.sink(), WORDS)
-        sink = place.sink(accept_loss=True)
+        sink = place.sink(durable=False)
         assert not sink.capabilities.repeatable
         place.started(sink, WORDS).run(0, words(("a", 1)))
 

@@ -1,62 +1,44 @@
-"""PostgreSQL: the contract on a real server, and what only PostgreSQL does."""
+"""PostgreSQL: the contract on a real server."""
 
 from __future__ import annotations
 
 import hashlib
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pg8000.native
 import psycopg
 import pyarrow as pa
 import pytest
 
-from fencepost.errors import EpochFailed, OperatorNeeded, Refused, Retryable
-from fencepost.protocol.effects import Outcome
-from fencepost.prove.rig.postgres import Postgres as Server
-from fencepost.sinks.postgres import server as postgres_server
 from fencepost.sinks.postgres.sink import Postgres
-from fencepost.testing import Driver, SinkContract, rows_of
-
-TABLE = pa.table({"k": ["a", "b"], "v": [1, 2]})
-
-
-@pytest.fixture(autouse=True)
-def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(postgres_server, "PATIENT", "300ms")
-    monkeypatch.setattr(postgres_server, "IMPATIENT", "200ms")
-
-
-def query(server: Server, database: str, statement: str) -> list[Any]:
-    """Read by another client library."""
-    with pg8000.native.Connection("test", host="127.0.0.1", port=server.port, database=database) as connection:
-        return [tuple(row) for row in connection.run(statement) or ()]
+from fencepost.testing import SinkContract
 
 
 class OnServer(SinkContract):
-    """A database per target."""
+    """A schema per target."""
 
     notices_a_setback = True
-    server: Server
+    place: Any
 
     @pytest.fixture(autouse=True)
-    def _server(self, postgres: Server) -> None:
-        self.server = postgres
+    def _place(self, place: Any) -> None:
+        self.place = place
+        self.made: set[str] = set()
 
-    def database(self, folder: Path) -> str:
-        name = "t" + hashlib.sha256(str(folder).encode()).hexdigest()[:12]
-        if not query(self.server, "test", f"SELECT 1 FROM pg_database WHERE datname = '{name}'"):
-            self.server.create_database(name)
+    def schema(self, folder: Path) -> str:
+        name = f"{self.place.schema}_{hashlib.sha256(str(folder).encode()).hexdigest()[:12]}"
+        if name not in self.made:
+            self.place.run(f"CREATE SCHEMA {name}")
+            self.made.add(name)
         return name
 
     def make_sink(self, tmp_path: Path) -> Postgres:
-        return Postgres("words", dsn=self.server.dsn_of(self.database(tmp_path)), key="k", name="words")
+        return self.place.sink(f"{self.schema(tmp_path)}.words", key="k", name="words")
 
     def visible(self, tmp_path: Path) -> list[tuple[Any, ...]]:
-        return query(self.server, self.database(tmp_path), "SELECT k, v FROM words")
+        return self.place.query(f"SELECT k, v FROM {self.schema(tmp_path)}.words")  # noqa: S608 - our own name
 
     def refused_table(self) -> pa.Table:
         return pa.table({"k": ["secret-1", None, "secret-2"], "v": [1, 2, 3]})
@@ -69,8 +51,9 @@ class OnServer(SinkContract):
 
     @contextmanager
     def locked(self, tmp_path: Path) -> Iterator[None]:
-        with psycopg.connect(self.server.dsn_of(self.database(tmp_path))) as connection:
-            connection.execute("LOCK TABLE fencepost_epoch, words IN ACCESS EXCLUSIVE MODE")
+        schema = self.schema(tmp_path)
+        with psycopg.connect(self.place.dsn) as connection:
+            connection.execute(f"LOCK TABLE {schema}.fencepost_epoch, {schema}.words IN ACCESS EXCLUSIVE MODE")
             yield
 
 
@@ -80,10 +63,9 @@ class TestUpsert(OnServer):
 
 class TestAppend(OnServer):
     def make_sink(self, tmp_path: Path) -> Postgres:
-        dsn = self.server.dsn_of(self.database(tmp_path))
-        with psycopg.connect(dsn) as connection:
-            connection.execute("CREATE TABLE IF NOT EXISTS words (k text UNIQUE, v bigint CHECK (v >= 0))")
-        return Postgres("words", dsn=dsn, name="words", create=False)
+        table = f"{self.schema(tmp_path)}.words"
+        self.place.run(f"CREATE TABLE IF NOT EXISTS {table} (k text UNIQUE, v bigint CHECK (v >= 0))")
+        return self.place.sink(table, name="words", create=False)
 
     def refused_table(self) -> pa.Table:
         return pa.table({"k": ["secret-1", "secret-1"], "v": [1, 2]})

@@ -42,12 +42,12 @@ class MySQLSession(StagedSession):
     def make_identity(self) -> str:
         """Where all sinks of the database find it."""
         why = self._server.why_it_forgets()
-        if why is not None and not self._sink.accept_loss:
+        if why is not None and self._sink.durable is None:
             raise self.refused(
                 "target_forgets",
                 f"The server may forget commits that it acknowledged: {why}.",
                 "Set innodb_flush_log_at_trx_commit = 1, and sync_binlog = 1 if it has a binary log. To take the risk: "
-                "accept_loss=True with guarantee='at_least_once'.",
+                "durable=False with guarantee='at_least_once'.",
             )
         return self._server.make_identity()
 
@@ -93,6 +93,10 @@ class MySQLSession(StagedSession):
     def _may_conflict(self, other: Unique, schema: pa.Schema) -> bool:
         counted = {column.name for column in self._there if column.counts and column.name not in schema.names}
         return not counted & set(other.columns)
+
+    def empty_table(self) -> None:
+        """Not TRUNCATE, which would commit at once."""
+        self._server.run(f"DELETE FROM {self._table}")
 
     def make_table(self, schema: pa.Schema) -> None:
         """With the key as its primary key."""

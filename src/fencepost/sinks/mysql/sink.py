@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MySQL"]
 
-LOSS = "accept_loss=True: the server may forget commits that it acknowledged when its machine fails, and nothing tells"
+LOSS = "durable=False: the server may forget commits that it acknowledged when its machine fails, and nothing tells"
 
 
 @dataclass(frozen=True)
@@ -61,14 +61,16 @@ class MySQL(Sink):
     Python trusts; a path: one that the authorities in that file signed (on every machine that writes). False: never."""
     key: str | Sequence[str] | None = None
     mode: TableMode | None = None
-    """Upsert if there is a key. "append", said aloud, takes output mode update too: every change becomes a row."""
+    """Upsert if there is a key. "append", said aloud, takes output mode update too: every change becomes a row. With
+    "replace", for output mode complete, the table is what the last epoch said."""
     staging: Staging = "auto"
     """Where an epoch's rows wait for the decision. "checkpoint": in Arrow files, written by the driver; "target": in
     tables beside the table, which the tasks fill in parallel; "auto": a task with many rows does the latter."""
     create: bool = True
     """Make the table if it is not there."""
-    accept_loss: bool = False
-    """Take a server that may forget what it acknowledged. The job is then at_least_once at best."""
+    durable: bool | None = None
+    """None: the server is asked whether it keeps what it acknowledged. True: you know that it does, though it does not
+    say so. False: it may forget, and the job is at least once at best."""
     name: str = ""
     """`mysql:<table>` unless told. The ledger knows the sink by it."""
 
@@ -82,9 +84,9 @@ class MySQL(Sink):
     def capabilities(self) -> Capabilities:
         """The epoch row makes commits repeatable, if the server keeps it."""
         found = table_capabilities(self)
-        if not self.accept_loss:
+        if self.durable is not False:
             return found
-        remedy = "Leave accept_loss out, and have the server keep what it acknowledges."
+        remedy = "Leave out durable=False, and have the server keep what it acknowledges."
         return replace(found, repeatable=False, remedy=remedy, note=LOSS)
 
     @property

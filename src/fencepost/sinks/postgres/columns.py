@@ -6,10 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyarrow import types
 
-from fencepost.sinks.bulk_text import POSTGRES, Text
+from fencepost.sinks.bulk_text import POSTGRES, Text, Unwritable
 from fencepost.sinks.postgres.names import quoted
+from fencepost.sinks.staged import PLACE
 from fencepost.sinks.values import as_column_type, is_bytes, is_text
 
 
@@ -46,6 +48,7 @@ def misfits(schema: pa.Schema, there: list[Column]) -> list[str]:
             problems.append(f"column {item.name!r} is {column.shown}, which cannot hold every {kind}")
     twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
     problems += [f"column {name!r} comes twice" for name in twice]
+    problems += [f"column {name!r} has the name of one of ours" for name in schema.names if name == PLACE]
     problems += [
         f"column {column.name!r} is NOT NULL without a default, and the DataFrame does not have it"
         for column in there
@@ -71,10 +74,27 @@ def declared(kind: pa.DataType) -> str:
 def texts_for(schema: pa.Schema, there: list[Column]) -> list[Text]:
     """How each column is written, given the column that takes it."""
     by_name = {column.name: column for column in there}
-    return [
-        POSTGRES.json if types.is_nested(item.type) and not by_name[item.name].array else POSTGRES.text(item)
-        for item in schema
-    ]
+    return [_text_for(item, by_name[item.name]) for item in schema]
+
+
+def _text_for(item: pa.Field, column: Column) -> Text:
+    if types.is_nested(item.type) and not column.array:
+        return POSTGRES.json
+    text = POSTGRES.text(item)
+    if column.type == "float8":  # the shortest digits of a float mean another double
+        wide = pa.list_(pa.float64()) if column.array else pa.float64()
+        return lambda array: text(array.cast(wide))
+    return text
+
+
+def refuse_long(batch: pa.RecordBatch, there: list[Column]) -> None:
+    """Text beyond a column's length: PostgreSQL refuses it too, unless only blanks would be cut off."""
+    for column in there:
+        if column.type in {"varchar", "bpchar"} and column.modifier > 4 and column.name in batch.schema.names:
+            array = batch.column(column.name)
+            text = (array.flatten() if types.is_nested(array.type) else array).cast(pa.large_string())
+            if (pc.max(pc.utf8_length(text)).as_py() or 0) > column.modifier - 4:
+                raise Unwritable(column.name, f"has text that is too long for {column.shown}")
 
 
 def create_table(table: str, schema: pa.Schema, key: tuple[str, ...]) -> str:
@@ -104,7 +124,7 @@ def _fits_scalar(kind: pa.DataType, column: Column) -> bool:
         return True
     if column.type == "numeric":
         return _fits_numeric(kind, column.modifier)
-    if column.type in _TIMES and 0 <= column.modifier < 6:
+    if (column.type in _TIMES and 0 <= column.modifier < 6) or (column.type == "interval" and column.modifier >= 0):
         return False  # it would round
     return any(is_kind(kind) and column.type in names for is_kind, names in _FITS)
 
@@ -140,8 +160,8 @@ def _unzoned(kind: pa.DataType) -> bool:
     return bool(types.is_timestamp(kind) and kind.tz is None)
 
 
-_TIMES = frozenset({"timestamp", "timestamptz", "time", "interval"})
-_WORDS = frozenset({"text", "varchar", "bpchar", "citext", "name", "uuid", "json", "jsonb", "xml", "inet", "cidr"})
+_TIMES = frozenset({"timestamp", "timestamptz", "time"})
+_WORDS = frozenset({"text", "varchar", "bpchar", "citext", "uuid", "json", "jsonb", "xml", "inet", "cidr"})
 """What text goes into: either it is kept as it is, or it is refused in the vote."""
 
 _FITS: tuple[tuple[Callable[[pa.DataType], bool], frozenset[str]], ...] = (
@@ -164,7 +184,7 @@ _DECLARED: tuple[tuple[Callable[[pa.DataType], bool], str], ...] = (
     (_integer(32), "integer"),
     (_integer(64), "bigint"),
     (types.is_float32, "real"),
-    (types.is_floating, "double precision"),
+    (types.is_float64, "double precision"),
     (types.is_boolean, "boolean"),
     (types.is_date, "date"),
     (_zoned, "timestamptz"),

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from fencepost.sinks.bulk_text import POSTGRES, Text, lines
-from fencepost.sinks.postgres.columns import Column, texts_for
+from fencepost.sinks.postgres.columns import Column, refuse_long, texts_for
 from fencepost.sinks.postgres.names import quoted
 from fencepost.sinks.staged import PLACE
 
@@ -28,6 +28,7 @@ def texts(batches: Iterable[pa.RecordBatch], there: list[Column], *, numbered: b
     how: list[Text] = []
     for batch in batches:
         how = how or texts_for(batch.schema, there)
+        refuse_long(batch, there)
         if numbered:
             place = pa.array(range(first, first + batch.num_rows), pa.int64())
             first += batch.num_rows

@@ -35,7 +35,7 @@ class PostgresTask(TaskWriter):
             if missing := [column for column in schema.names if column not in known]:
                 raise RowsRefused(f"table {self.table!r} has no column {missing[0]!r} (any more)")
             server.run(loading.stage_statement(stage, str(name), schema.names))
-            with server.copy(loading.copy_statement(stage, [*schema.names, PLACE])) as copy:
+            with server.copy(loading.copy_statement(stage, [*schema.names, PLACE]), schema.names) as copy:
                 for text in loading.texts(batches, there, numbered=True):
                     copy.write(text)
             server.end()

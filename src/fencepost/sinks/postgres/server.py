@@ -1,25 +1,29 @@
-"""One connection to a PostgreSQL server: its transaction, the epoch row, and what its errors mean.
+"""One connection to a PostgreSQL server: its transaction, the epoch row, and the tables beside it.
 
-Never lets an error of psycopg out: the server puts values into its texts. Never believes that COMMIT happened because
-nothing was raised: in a failed transaction the server answers it with ROLLBACK.
+Never believes that COMMIT happened because nothing was raised: in a failed transaction the server answers it with
+ROLLBACK.
 """
 
 from __future__ import annotations
 
-import re
+import logging
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import psycopg
-from psycopg import errors
 
 from fencepost.sinks.contract import Owner
 from fencepost.sinks.marks import Mark
-from fencepost.sinks.postgres.names import TableName, quoted
-from fencepost.sinks.sql import EPOCH_TABLE, TARGET_TABLE, Conflict, Database, RowsRefused, Silent
+from fencepost.sinks.postgres.names import TableName
+from fencepost.sinks.postgres.trouble import READ_ONLY, explained, words
+from fencepost.sinks.sql import EPOCH_TABLE, TARGET_TABLE, Database, RowsRefused, Silent
 
+log = logging.getLogger(__name__)
+
+OLDEST = 14
+"""The first version whose pg_terminate_backend waits for the end of the session."""
 PATIENT = "15s"
 """How long a vote waits for a lock: nothing is decided yet, and only the restart strategy would try again."""
 IMPATIENT = "500ms"
@@ -29,17 +33,19 @@ IDLE = "60s"
 driver that sleeps there must not hold its locks for ever."""
 
 SETTINGS = {
-    "client_encoding": "UTF8",
     "connect_timeout": "10",
     "tcp_user_timeout": "30000",
     "keepalives_idle": "15",
     "keepalives_interval": "5",
 }
 """Unless the user's dsn says otherwise. libpq itself uses TLS where the server offers it (sslmode=prefer)."""
-
-
-class KeyTwice(RowsRefused):
-    """One statement would write two rows of one key."""
+SESSION = {
+    "client_min_messages": "warning",
+    "TimeZone": "UTC",
+    "DateStyle": "ISO",
+    "array_nulls": "on",
+}
+"""Whatever was set for the role or the database: how our rows are read must not depend on it."""
 
 
 class Server(Database):
@@ -65,14 +71,18 @@ class Server(Database):
         self._open_transaction(PATIENT if patient else IMPATIENT, locks=True)
 
     def _open_transaction(self, patience: str, *, locks: bool) -> None:
-        try:
-            with explained():
-                self._connect().execute(
-                    f"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SET LOCAL lock_timeout = '{patience}'"
-                )
-        except (Silent, RowsRefused) as error:
-            self.drop()
-            raise Silent(str(error)) from None
+        begin = f"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SET LOCAL lock_timeout = '{patience}'"
+        for may_be_stale in (self._connection is not None, False):
+            try:
+                self._connect()
+                self.run(begin)
+            except (Silent, RowsRefused) as error:
+                self.drop()
+                if not may_be_stale:  # else the server was started again since, which is no reason to fail an epoch
+                    read_only = isinstance(error, RowsRefused)  # a standby does not know READ WRITE
+                    raise Silent(READ_ONLY if read_only else str(error)) from None
+            else:
+                break
         self._locks = locks
 
     def check_all(self) -> None:
@@ -84,7 +94,7 @@ class Server(Database):
         try:
             answer = self._now.execute("COMMIT").statusmessage
         except psycopg.Error as error:
-            raise Silent(f"COMMIT failed ({_words(error)})") from None
+            raise Silent(f"COMMIT failed ({words(error)})") from None
         if answer != "COMMIT":
             raise Silent("the transaction had failed before its COMMIT")
 
@@ -111,49 +121,58 @@ class Server(Database):
 
     def take_over(self, owner: Owner) -> None:
         """End the sessions of older writers of this lineage; a role may end its own."""
+        self.undo()  # a name that is given inside a transaction goes with its ROLLBACK
         self._name = session_name(owner.lineage, owner.writer)
         self.run("SELECT set_config('application_name', %s, false)", (self._name,))
         prefix = session_name(owner.lineage, "")
-        older = [
-            pid
-            for pid, name in self.run(
-                "SELECT pid, application_name FROM pg_stat_activity"
-                " WHERE usename = current_user AND starts_with(application_name, %s)",
-                (prefix,),
-            )
-            if int(name[len(prefix) :].partition("/")[0] or 0) < owner.writer
-        ]
-        if older:
-            self.run("SELECT pg_terminate_backend(pid, 5000) FROM unnest(%s::int[]) AS pid", (older,))
+        sessions = self.run(
+            "SELECT pid, application_name FROM pg_stat_activity WHERE starts_with(application_name, %s)", (prefix,)
+        )
+        for pid, name in sessions:
+            writer = name[len(prefix) :].partition("/")[0]
+            if writer.isdecimal() and int(writer) < owner.writer:
+                self._end_session(pid)
+        self.look()
+
+    def _end_session(self, pid: int) -> None:
+        try:
+            self.run("SELECT pg_terminate_backend(%s, 5000)", (pid,))
+        except RowsRefused:
+            log.warning("the session %d of an older driver has another role: it is waited for, up to %s", pid, IDLE)
 
     def mark(self, job: str, sink: str) -> Mark | None:
         """Read the epoch row, and lock it if we are going to write."""
         rows = self.run(
-            f"SELECT lineage, generation, epoch, handle, writer FROM {self.epochs} WHERE job = %s AND sink = %s"
+            f"SELECT lineage, generation, epoch, handle, writer FROM {_bound(self.epochs)} WHERE job = %s AND sink = %s"
             + (" FOR UPDATE" if self._locks else ""),
             (job, sink),
         )
         return Mark(*rows[0]) if rows else None
 
     def set_mark(self, job: str, sink: str, mark: Mark) -> None:
-        """Write the epoch row, never back.
+        """Write the epoch row, always forward.
 
-        A row that is not there cannot be locked: of two drivers that both saw none, the second one finds out here.
+        A row that is not there cannot be locked: of two drivers that both saw none, and may both be about to commit
+        the same epoch, the second one finds out here.
         """
         values = (job, sink, mark.lineage, mark.generation, mark.epoch, mark.handle, mark.writer)
-        written = self.run(
-            f"INSERT INTO {self.epochs} AS old (job, sink, lineage, generation, epoch, handle, writer)"
+        written = self.run(self._set_mark_statement(), values)
+        if not written:
+            raise Silent("another driver wrote this epoch or a newer one meanwhile")
+
+    def _set_mark_statement(self) -> str:
+        return (
+            f"INSERT INTO {_bound(self.epochs)} AS old (job, sink, lineage, generation, epoch, handle, writer)"
             " VALUES (%s, %s, %s, %s, %s, %s, %s) ON CONFLICT (job, sink) DO UPDATE SET lineage = excluded.lineage,"
             " generation = excluded.generation, epoch = excluded.epoch, handle = excluded.handle,"
-            " writer = excluded.writer WHERE (old.generation, old.epoch) <= (excluded.generation, excluded.epoch)"
-            " RETURNING 1",
-            values,
+            " writer = excluded.writer WHERE (old.generation, old.epoch) < (excluded.generation, excluded.epoch)"
+            " RETURNING 1"
         )
-        if not written:
-            raise Silent("another driver wrote a newer epoch meanwhile")
 
     def make_identity(self) -> str:
         """The random id in the database, made at the first start."""
+        if (version := self._now.info.server_version // 10_000) < OLDEST:
+            raise RowsRefused(f"it is PostgreSQL {version}, and {OLDEST} is the oldest that will do")
         if not self.exists(self._target) or not self.exists(self.epochs):
             self.run("SELECT pg_advisory_xact_lock(7038625401)")  # of two first starts, one makes the tables
             # Looked up before: CREATE … IF NOT EXISTS wants the right to create, which a role may not have.
@@ -165,8 +184,12 @@ class Server(Database):
                 )
             if not self.exists(self._target):
                 self.run(f"CREATE TABLE {self._target} (id text PRIMARY KEY)")
-                self.run(f"INSERT INTO {self._target} VALUES (%s)", (uuid.uuid4().hex,))
-        self._identity = self._read_identity()
+                self.run(f"INSERT INTO {_bound(self._target)} VALUES (%s)", (uuid.uuid4().hex,))
+        try:
+            self._identity = self._read_identity()
+            self.run("EXPLAIN " + self._set_mark_statement(), ("", "", "", 0, 0, "", 0))  # checks rights and columns
+        except RowsRefused as error:
+            raise RowsRefused(f"{TARGET_TABLE} or {EPOCH_TABLE} does not work: {error}") from None
         if self._identity is None:
             raise RowsRefused(f"{TARGET_TABLE} has no row, or several: it was changed by hand")
         return self._identity
@@ -185,8 +208,15 @@ class Server(Database):
         return [name for (name,) in found]
 
     def drop_tables(self, tables: Sequence[str]) -> None:
-        """Not there already is fine."""
-        self.run(f"DROP TABLE IF EXISTS {', '.join(tables)}")
+        """Each at once or not at all: a dump may hold one for hours. Not there already is fine."""
+        self.run("SET LOCAL lock_timeout = '10ms'")
+        for table in tables:
+            self.run("SAVEPOINT fencepost_drop")
+            try:
+                self.run(f"DROP TABLE IF EXISTS {table}")
+            except Silent as error:
+                self.run("ROLLBACK TO fencepost_drop")
+                log.warning("the staged table %s stays for now: %s", table, error)
 
     def run(self, statement: str, values: Sequence[Any] | None = None) -> list[Any]:
         """One statement."""
@@ -195,9 +225,9 @@ class Server(Database):
             return found.fetchall() if found.description else []
 
     @contextmanager
-    def copy(self, statement: str) -> Iterator[psycopg.Copy]:
-        """Rows into a table, in bulk."""
-        with explained(), self._now.cursor() as cursor, cursor.copy(statement) as copy:
+    def copy(self, statement: str, names: Sequence[str]) -> Iterator[psycopg.Copy]:
+        """Rows into columns of a table, in bulk."""
+        with explained(names), self._now.cursor() as cursor, cursor.copy(statement) as copy:
             yield copy
 
     @property
@@ -210,15 +240,18 @@ class Server(Database):
             self._connection = None
         if self._connection is None:
             self._connection = connect(self._dsn, self._name)
-            if self._identity is not None and self._read_identity() != self._identity:
+            if self._identity is not None and not self._is_the_same():
                 raise Silent("another database answers in its place since the job started")
         return self._connection
 
-    def _read_identity(self) -> str | None:
+    def _is_the_same(self) -> bool:
         try:
-            found = self.run(f"SELECT id FROM {self._target}")
+            return self._read_identity() == self._identity
         except RowsRefused:
-            return None
+            return False
+
+    def _read_identity(self) -> str | None:
+        found = self.run(f"SELECT id FROM {self._target}")
         return found[0][0] if len(found) == 1 else None
 
     def __del__(self) -> None:
@@ -228,16 +261,26 @@ class Server(Database):
 
 def connect(dsn: str, name: str) -> psycopg.Connection[Any]:
     """A connection whose commits are durable when they return, and whose name says whose it is."""
-    given = psycopg.conninfo.conninfo_to_dict(dsn)
-    settings = {key: value for key, value in SETTINGS.items() if key not in given}
-    connection = psycopg.connect(dsn, autocommit=True, prepare_threshold=None, **{**settings, "application_name": name})  # type: ignore[arg-type]
-    connection.execute(
-        "SELECT set_config('client_min_messages', 'warning', false), set_config('TimeZone', 'UTC', false),"
-        f" set_config('idle_in_transaction_session_timeout', '{IDLE}', false),"
-        " set_config('DateStyle', 'ISO', false), set_config('synchronous_commit', CASE"
-        " WHEN current_setting('synchronous_commit') IN ('off', 'local') THEN 'on'"
-        " ELSE current_setting('synchronous_commit') END, false)"
-    )
+    ours = {"application_name": name, "client_encoding": "UTF8"}
+    try:
+        given = psycopg.conninfo.conninfo_to_dict(dsn)
+        settings = {key: value for key, value in SETTINGS.items() if key not in given} | ours
+        connection = psycopg.connect(dsn, autocommit=True, prepare_threshold=None, **settings)  # type: ignore[arg-type]
+    except psycopg.Error:
+        # libpq says more, but in the server's language, and it quotes the dsn.
+        raise Silent("it cannot be reached, or it refused database, user or password of the dsn") from None
+    chosen = SESSION | {"idle_in_transaction_session_timeout": IDLE}
+    changes = [f"set_config('{key}', '{value}', false)" for key, value in chosen.items()]
+    try:
+        with explained():
+            connection.execute(
+                f"SELECT {', '.join(changes)}, set_config('synchronous_commit', CASE"
+                " WHEN current_setting('synchronous_commit') IN ('off', 'local') THEN 'on'"
+                " ELSE current_setting('synchronous_commit') END, false)"
+            )
+    except BaseException:
+        connection.close()
+        raise
     return connection
 
 
@@ -246,65 +289,6 @@ def session_name(lineage: str, writer: object) -> str:
     return f"fencepost/{lineage}/{writer}"
 
 
-@contextmanager
-def explained() -> Iterator[None]:
-    """Turn psycopg's errors into ours."""
-    try:
-        yield
-    except psycopg.Error as error:
-        raise _explained(error) from None
-
-
-def _explained(error: psycopg.Error) -> Exception:
-    state = error.sqlstate or ""
-    if state in {"40001", "40P01"}:
-        return Conflict(_words(error))
-    if not state or state[:2] in {"08", "28", "53", "57", "58", "XX", "25"} or state in {"55P03", "3D000"}:
-        return Silent(_SILENT.get(state) or _SILENT.get(state[:2]) or f"it failed ({_words(error)})")
-    if state == "21000":
-        return KeyTwice("the same key twice")
-    details = [
-        f"{what} {quoted(name)}"
-        for what, name in (
-            ("table", error.diag.table_name),
-            ("column", error.diag.column_name or _column_of_copy(error)),
-            ("constraint", error.diag.constraint_name),
-        )
-        if name
-    ]
-    return RowsRefused(", ".join([_words(error), *details]))
-
-
-def _words(error: psycopg.Error) -> str:
-    """PostgreSQL's own name of the condition, in words: NumericValueOutOfRange → numeric value out of range."""
-    if not error.sqlstate:
-        return "the connection was lost or could not be made"
-    try:
-        name = errors.lookup(error.sqlstate).__name__
-    except KeyError:
-        return f"SQLSTATE {error.sqlstate}"
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower()
-
-
-def _column_of_copy(error: psycopg.Error) -> str | None:
-    """The column in the context of a failed COPY, without the value behind it."""
-    found = re.match(r"COPY .*?, line \d+, column ([^:]+)", error.diag.context or "")
-    return found[1] if found else None
-
-
-_SILENT = {
-    "": "the connection was lost or could not be made",
-    "08": "the connection was lost",
-    "28": "it refused the login",
-    "25006": "it is read-only (a standby?)",
-    "25P03": "the transaction lay open too long, and it ended the session",
-    "3D000": "there is no such database",
-    "53100": "its disk is full",
-    "53300": "it has too many connections",
-    "53": "it is out of resources",
-    "55P03": "another session holds a lock that we need",
-    "57014": "the statement took longer than statement_timeout, or was cancelled",
-    "57": "it is shutting down or starting up",
-    "58": "its disk failed",
-    "XX": "it reports damage",
-}
+def _bound(table: str) -> str:
+    """A table in a statement that has values: there a percent sign stands for one."""
+    return table.replace("%", "%%")

@@ -17,7 +17,7 @@ __all__ = ["Postgres"]
 
 @dataclass(frozen=True)
 class Postgres(Sink):
-    """A table in PostgreSQL 13 or newer.
+    """A table in PostgreSQL 14 or newer.
 
     With `key`, a row replaces the row of the same key, so output mode update works; of two rows with one key in an
     epoch the last one wins (rows of one source partition keep their order). Without a key, rows are appended. An
@@ -27,8 +27,8 @@ class Postgres(Sink):
     until the decision; connect to the primary itself.
 
     Names are taken as written, case and all: `sales.orders`, or `"Sales"."odd.name"`. Beside the table, its schema
-    gets `fencepost_epoch` and `fencepost_target`; docs/DATABASES.md has the statements for a role that may not
-    create tables.
+    gets `fencepost_epoch` and `fencepost_target`. The least that a role needs is in `role.sql` beside this module; in
+    `role_without_create.sql`, for one that may create nothing.
     """
 
     table: str
@@ -38,7 +38,8 @@ class Postgres(Sink):
     is used where the server offers it; `sslmode=verify-full` also checks whose server it is."""
     key: str | Sequence[str] | None = None
     mode: TableMode | None = None
-    """Upsert if there is a key. "append", said aloud, takes output mode update too: every change becomes a row."""
+    """Upsert if there is a key. "append", said aloud, takes output mode update too: every change becomes a row. With
+    "replace", for output mode complete, the table is what the last epoch said."""
     staging: Staging = "auto"
     """Where an epoch's rows wait for the decision. "checkpoint": in Arrow files, written by the driver; "target": in
     tables beside the table, which the tasks fill in parallel; "auto": a task with many rows does the latter."""
@@ -60,6 +61,7 @@ class Postgres(Sink):
 
     def session(self, job: str) -> Session:
         """Open the driver's side."""
+        _check_dsn(self)
         with client_needed():
             from fencepost.sinks.postgres.session import PostgresSession  # noqa: PLC0415 - psycopg is an extra
         return PostgresSession(self, job)
@@ -68,6 +70,7 @@ class Postgres(Sink):
         """The tasks' side, unless the driver is to write everything."""
         if self.staging == "checkpoint":
             return None
+        _check_dsn(self)
         with client_needed():
             from fencepost.sinks.postgres.parallel import PostgresTask  # noqa: PLC0415 - as above
         few = FEW if self.staging == "auto" else 0
@@ -83,6 +86,24 @@ def client_needed() -> Iterator[None]:
         raise BadConfig(
             "no_postgres_client", "psycopg is not installed.", next="pip install 'fencepost[postgres]'"
         ) from error
+
+
+def _check_dsn(sink: Postgres) -> None:
+    """libpq's own error of a dsn that it cannot read quotes it, with the password."""
+    with client_needed():
+        import psycopg  # noqa: PLC0415 - as above
+    try:
+        psycopg.conninfo.conninfo_to_dict(sink.dsn)
+    except psycopg.Error:
+        pass
+    else:
+        return
+    raise BadConfig(
+        "bad_dsn",
+        "Postgres: the dsn cannot be read (it is not shown, as it may hold a password).",
+        next="Write host=… dbname=… user=…, with values that have spaces or quotes in single quotes, or a URL "
+        "postgresql://user@host/dbname with percent signs for special characters.",
+    ).at(sink=sink.name)
 
 
 def _problem(sink: Postgres) -> tuple[str, str] | None:

@@ -1,0 +1,241 @@
+"""The least that a role needs, TLS, and a password that appears nowhere."""
+
+from __future__ import annotations
+
+import json
+import logging
+import pickle
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+import pytest
+
+from fencepost.errors import BadConfig, FencepostError, Retryable, TargetRefused
+from fencepost.protocol.effects import Outcome
+from fencepost.protocol.records import Epoch
+from fencepost.prove.rig.postgres import Postgres as Server
+from fencepost.sinks.contract import UNIT, Attempt
+from fencepost.sinks.postgres.sink import Postgres
+from fencepost.testing import Driver
+
+SCHEMA = pa.schema({"id": pa.int64(), "v": pa.string()})
+SECRET = "canary-s3cret'\\ %x"  # noqa: S105 - of a server that lives for seconds
+
+
+def rows(epoch: int, count: int = 3) -> pa.Table:
+    return pa.table({"id": list(range(count)), "v": [f"v{epoch}"] * count}, SCHEMA)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, postgres: Server) -> Iterator[Server]:
+    """With TLS, a user with a password, and nothing that everybody may do."""
+    with Server(tmp_path_factory.mktemp("tls"), tls=True) as made:
+        admin(made, "test", "REVOKE ALL ON DATABASE test FROM PUBLIC; REVOKE ALL ON SCHEMA public FROM PUBLIC")
+        with psycopg.connect(made.dsn, autocommit=True) as connection:
+            connection.execute(psycopg.sql.SQL("CREATE ROLE guarded LOGIN SUPERUSER PASSWORD {}").format(SECRET))
+        rules = made.data / "pg_hba.conf"
+        rules.write_text("host all guarded all scram-sha-256\n" + rules.read_text())
+        admin(made, "test", "SELECT pg_reload_conf()")
+        yield made
+
+
+def admin(server: Server, database: str, statements: str) -> list[Any]:
+    with psycopg.connect(server.dsn_of(database), autocommit=True) as connection:
+        found = connection.execute(statements)
+        return found.fetchall() if found.description else []
+
+
+@pytest.fixture
+def database(server: Server) -> Iterator[str]:
+    """A database with a schema `sales` and a table `orders`, as in the scripts."""
+    admin(server, "test", "CREATE DATABASE shop")
+    admin(server, "shop", "REVOKE ALL ON DATABASE shop FROM PUBLIC; CREATE SCHEMA sales")
+    yield "shop"
+    admin(server, "test", "DROP DATABASE shop WITH (FORCE)")
+    admin(server, "test", "DROP ROLE IF EXISTS fencepost_writer")
+
+
+def script(name: str) -> str:
+    return resources.files("fencepost.sinks.postgres").joinpath(name).read_text()
+
+
+def sink(server: Server, table: str = "sales.orders", **settings: Any) -> Postgres:
+    return Postgres(table, **({"dsn": f"{server.dsn_of('shop')} user=fencepost_writer", "key": "id"} | settings))
+
+
+def start(sink: Postgres, folder: Path, writer: int = 1) -> None:
+    """For what is to fail."""
+    driver = Driver(sink, folder, writer=writer)
+    try:
+        driver.start(SCHEMA)
+    finally:
+        driver.session.close()
+
+
+def run_epochs(sink: Postgres, folder: Path) -> None:
+    driver = Driver(sink, folder)
+    driver.start(SCHEMA)
+    driver.run(0, rows(0))
+    driver.run(1, rows(1))
+    driver.session.close()
+
+
+def in_task(driver: Driver, epoch: int, table: pa.Table) -> pa.Table:
+    """What a task that takes two rows for many yields."""
+    attempt = Attempt(driver.owner.lineage, driver.owner.writer, Epoch(epoch))
+    write: Any = driver.sink.in_tasks("job")
+    return pa.Table.from_batches(list(replace(write, few=2)(attempt, iter(table.to_batches(max_chunksize=2)))))
+
+
+class TestRoles:
+    def test_a_role_that_may_create_tables_in_its_schema_needs_no_more(
+        self, server: Server, database: str, tmp_path: Path
+    ) -> None:
+        admin(server, database, script("role.sql"))
+        run_epochs(sink(server), tmp_path)
+        driver = Driver(sink(server, "sales.log", key=None, staging="target"), tmp_path)
+        driver.start(SCHEMA)
+        found = driver.session.handles(Epoch(0), driver.rows(0, in_task(driver, 0, rows(0, 20))))
+        assert ["table" in handle.body for handle in found] == [True]
+        driver.session.verify(Epoch(0), found)
+        assert {Outcome.DONE} == set(driver.session.commit(Epoch(0), found).values())
+        driver.session.close()
+        assert [(3, 20)] == admin(
+            server, database, "SELECT (SELECT count(*) FROM sales.orders), (SELECT count(*) FROM sales.log)"
+        )
+
+    def test_a_role_that_may_create_nothing_writes_to_tables_that_are_there(
+        self, server: Server, database: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        admin(server, database, f"{ORDERS}; {script('role_without_create.sql')}")
+        run_epochs(sink(server, staging="checkpoint"), tmp_path)
+        assert "" == caplog.text
+        driver = Driver(sink(server), tmp_path, writer=2)
+        driver.start(SCHEMA)
+        assert "lacks a right to make tables: the driver alone writes" in caplog.text
+        handed = in_task(driver, 2, rows(2, 20))
+        assert [None] == pa.compute.unique(handed[UNIT]).to_pylist()
+        assert 20 == handed.num_rows
+        [handle] = driver.session.handles(Epoch(2), driver.rows(2, handed))
+        driver.session.verify(Epoch(2), (handle,))
+        assert Outcome.DONE == driver.commit(2, handle)
+        driver.session.close()
+        assert [(20, "v2")] == admin(server, database, "SELECT count(*), min(v) FROM sales.orders")
+        with pytest.raises(TargetRefused, match=r"(?s)staging_not_allowed.*'sales.orders'.*Grant CREATE") as refused:
+            start(sink(server, staging="target"), tmp_path, writer=3)
+        assert "postgres:sales.orders" == refused.value.where.sink
+        with pytest.raises(TargetRefused, match="lacks a right"):
+            start(sink(server, "sales.others"), tmp_path, writer=4)
+
+    def test_each_of_its_grants_is_needed_and_its_absence_is_said_before_any_row(
+        self, server: Server, database: str, tmp_path: Path
+    ) -> None:
+        admin(server, database, f"{ORDERS}; {script('role_without_create.sql')}")
+        grants = re.findall(
+            r"^GRANT (.*) ON (.*) TO fencepost_writer;", script("role_without_create.sql"), re.MULTILINE
+        )
+        single = [(right, what) for rights, what in grants for right in rights.split(", ")]
+        assert 10 == len(single)
+        for right, what in single:
+            admin(server, database, f"REVOKE {right} ON {what} FROM fencepost_writer")
+            try:
+                with pytest.raises(FencepostError) as refused:
+                    start(sink(server, staging="checkpoint"), tmp_path)
+                assert refused.value.code in {"target_silent", "target_unusable", "schema_does_not_fit"}
+            except BaseException as error:
+                error.add_note(f"without {right} on {what}")
+                raise
+            admin(server, database, f"GRANT {right} ON {what} TO fencepost_writer")
+        run_epochs(sink(server, staging="checkpoint"), tmp_path)
+
+    def test_without_a_key_insert_is_enough(self, server: Server, database: str, tmp_path: Path) -> None:
+        admin(server, database, f"{ORDERS}; {script('role_without_create.sql')}")
+        admin(server, database, "REVOKE ALL ON sales.orders FROM fencepost_writer")
+        admin(server, database, "REVOKE TEMPORARY ON DATABASE shop FROM fencepost_writer")
+        admin(server, database, "GRANT INSERT ON sales.orders TO fencepost_writer")
+        admin(server, database, "ALTER TABLE sales.orders DROP CONSTRAINT orders_pkey")
+        run_epochs(sink(server, key=None), tmp_path)
+        assert [(6,)] == admin(server, database, "SELECT count(*) FROM sales.orders")
+
+
+ORDERS = "CREATE TABLE sales.orders (id bigint PRIMARY KEY, v text)"
+
+
+class TestTls:
+    @pytest.mark.parametrize("checks", [False, True])
+    def test_the_connection_is_encrypted_where_the_server_offers_it(
+        self, server: Server, tmp_path: Path, checks: bool
+    ) -> None:
+        more = f" sslmode=verify-full sslrootcert={server.certificate}" if checks else ""
+        driver = Driver(Postgres(f"t{checks}", dsn=server.dsn + more), tmp_path)
+        driver.start(SCHEMA)
+        encrypted = "SELECT ssl FROM pg_stat_ssl JOIN pg_stat_activity USING (pid) WHERE application_name LIKE 'fence%'"
+        assert [(True,)] == admin(server, "test", encrypted)
+        driver.session.close()
+
+    def test_a_server_that_cannot_prove_who_it_is_gets_no_rows(self, server: Server, tmp_path: Path) -> None:
+        stranger = tmp_path / "root.crt"
+        stranger.write_text("")
+        driver = Driver(Postgres("t", dsn=f"{server.dsn} sslmode=verify-full sslrootcert={stranger}"), tmp_path)
+        with pytest.raises(Retryable, match="cannot be reached"):
+            driver.start(SCHEMA)
+
+
+class TestSecrets:
+    def test_a_password_appears_nowhere(
+        self, server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        said: list[str] = []
+        right = psycopg.conninfo.make_conninfo(server.dsn, user="guarded", password=SECRET)
+        with caplog.at_level(logging.DEBUG):
+            given = Postgres("guarded", dsn=right, key="id")
+            driver = Driver(given, tmp_path)
+            said += [repr(given), str(given), repr(driver.session), repr(given.in_tasks("job")), given.name]
+            said.append(driver.start(SCHEMA))
+            said.append(json.dumps(asdict(driver.run(0, rows(0)))))
+            said.append(repr(vars(driver.session)))
+            driver.session.close()
+            for wrong in (
+                right.replace("user=guarded", "user=nobody_at_all").replace("dbname=test", "dbname=nowhere"),
+                psycopg.conninfo.make_conninfo(right, password=SECRET + "x"),
+                psycopg.conninfo.make_conninfo(right, port=1),
+                psycopg.conninfo.make_conninfo(right, host="nowhere.invalid"),
+                psycopg.conninfo.make_conninfo(right, sslmode="verify-full", sslrootcert=f"/{SECRET}"),
+            ):
+                with pytest.raises(Retryable) as refused:
+                    start(Postgres("guarded", dsn=wrong), tmp_path)
+                said += [str(refused.value), repr(refused.value), repr(refused.value.args)]
+        out, err = capfd.readouterr()
+        for text in (*said, caplog.text, out, err):
+            assert "canary" not in text
+        assert b"canary" not in server.log.read_bytes()
+
+    @pytest.mark.parametrize(
+        "dsn",
+        [
+            "host=h password=canary-1 and more",
+            "postgresql://user:canary-1@[h/x",
+            "password='canary-1",
+            "canary-1",
+            "host=h passwd=canary-1",
+            "postgresql://user:canary-1%@h/x",
+        ],
+    )
+    def test_a_dsn_that_cannot_be_read_is_refused_without_quoting_it(self, dsn: str) -> None:
+        bad = Postgres("t", dsn=dsn)
+        for step in (bad.session, bad.in_tasks):
+            with pytest.raises(BadConfig, match="bad_dsn") as refused:
+                step("job")
+            assert "canary" not in str(refused.value) + repr(refused.value)
+            assert refused.value.__context__ is None, "a logged traceback would show it"
+
+    def test_the_plan_carries_the_dsn_to_the_tasks_and_shows_it_to_nobody(self) -> None:
+        task = Postgres("t", dsn="host=h password=canary-1").in_tasks("job")
+        assert "canary" not in repr(task)
+        assert b"canary-1" in pickle.dumps(task)
