@@ -57,6 +57,7 @@ def send(*_: object) -> None:
 SINKS: tuple[tuple[str, fp.Sink], ...] = (
     ("Postgres(key=…)", fp.Postgres("t", dsn="", key="k")),
     ("Postgres()", fp.Postgres("t", dsn="")),
+    ('Postgres(mode="replace")', fp.Postgres("t", dsn="", mode="replace")),
     ("MySQL(key=…)", fp.MySQL("t", database="d", key="k")),
     ("MySQL()", fp.MySQL("t", database="d")),
     ("SQLite(key=…)", fp.SQLite("f", table="t", key="k")),
@@ -80,16 +81,16 @@ SINKS: tuple[tuple[str, fp.Sink], ...] = (
 def table() -> str:
     """In Markdown."""
     rows = [
-        "| sink | at best | shape | an epoch is seen | output modes | its rows are kept until they are in |",
+        "| sink | at best | shape | an epoch is seen | output modes | rows wait for the decision |",
         "|---|---|---|---|---|---|",
     ]
     for name, sink in SINKS:
         can = sink.capabilities
-        rows.append(
-            f"| `{name}` | {sink_link(name, can).best.word.replace('_', ' ')} | {can.shape} "
-            f"| {'whole' if can.atomic else 'part by part'} | {', '.join(sorted(can.modes))} "
-            f"| {'yes' if can.keeps_rows else 'no, and the target may lose them' if can.perishable else 'in the target'} |"
-        )
+        best = sink_link(name, can).best.word.replace("_", " ")
+        seen = "whole" if can.atomic else "part by part"
+        lost = "in the target, which may lose them" if can.perishable else "in the target"
+        wait = "in the checkpoint" if can.keeps_rows else lost
+        rows.append(f"| `{name}` | {best} | {can.shape} | {seen} | {', '.join(sorted(can.modes))} | {wait} |")
     return "\n".join(rows) + "\n"
 
 

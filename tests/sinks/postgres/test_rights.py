@@ -20,7 +20,7 @@ from fencepost.errors import BadConfig, FencepostError, Retryable, TargetRefused
 from fencepost.protocol.effects import Outcome
 from fencepost.protocol.records import Epoch
 from fencepost.prove.rig.postgres import Postgres as Server
-from fencepost.sinks.contract import UNIT, Attempt
+from fencepost.sinks.contract import UNIT, Attempt, OutputMode
 from fencepost.sinks.postgres.sink import Postgres
 from fencepost.testing import Driver
 
@@ -69,18 +69,18 @@ def sink(server: Server, table: str = "sales.orders", **settings: Any) -> Postgr
     return Postgres(table, **({"dsn": f"{server.dsn_of('shop')} user=fencepost_writer", "key": "id"} | settings))
 
 
-def start(sink: Postgres, folder: Path, writer: int = 1) -> None:
+def start(sink: Postgres, folder: Path, writer: int = 1, mode: OutputMode = "append") -> None:
     """For what is to fail."""
     driver = Driver(sink, folder, writer=writer)
     try:
-        driver.start(SCHEMA)
+        driver.start(SCHEMA, mode)
     finally:
         driver.session.close()
 
 
-def run_epochs(sink: Postgres, folder: Path) -> None:
+def run_epochs(sink: Postgres, folder: Path, mode: OutputMode = "append") -> None:
     driver = Driver(sink, folder)
-    driver.start(SCHEMA)
+    driver.start(SCHEMA, mode)
     driver.run(0, rows(0))
     driver.run(1, rows(1))
     driver.session.close()
@@ -162,6 +162,16 @@ class TestRoles:
         admin(server, database, "ALTER TABLE sales.orders DROP CONSTRAINT orders_pkey")
         run_epochs(sink(server, key=None), tmp_path)
         assert [(6,)] == admin(server, database, "SELECT count(*) FROM sales.orders")
+
+    def test_replacing_the_whole_table_needs_the_right_to_delete(
+        self, server: Server, database: str, tmp_path: Path
+    ) -> None:
+        admin(server, database, f"{ORDERS}; {script('role_without_create.sql')}")
+        with pytest.raises(TargetRefused, match="lacks a right"):
+            start(sink(server, key=None, mode="replace"), tmp_path, mode="complete")
+        admin(server, database, "GRANT DELETE ON sales.orders TO fencepost_writer")
+        run_epochs(sink(server, key=None, mode="replace"), tmp_path, "complete")
+        assert [(3, "v1")] == admin(server, database, "SELECT count(*), min(v) FROM sales.orders")
 
 
 ORDERS = "CREATE TABLE sales.orders (id bigint PRIMARY KEY, v text)"

@@ -16,6 +16,6 @@ GRANT CONNECT ON DATABASE shop TO fencepost_writer;
 GRANT USAGE ON SCHEMA sales TO fencepost_writer;
 GRANT SELECT ON sales.fencepost_target TO fencepost_writer;
 GRANT SELECT, INSERT, UPDATE ON sales.fencepost_epoch TO fencepost_writer;
--- With a key. Without one, INSERT on the table is all that is needed of these two.
+-- With a key. Without one, INSERT on the table is all that is needed of these two; mode="replace" also needs DELETE.
 GRANT TEMPORARY ON DATABASE shop TO fencepost_writer;
 GRANT SELECT, INSERT, UPDATE ON sales.orders TO fencepost_writer;

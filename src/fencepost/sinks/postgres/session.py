@@ -56,6 +56,8 @@ class PostgresSession(StagedSession):
             raise KeyNotUnique
         nothing = f"VALUES ({', '.join(['NULL'] * len(schema.names))})"
         self._server.run("EXPLAIN " + loading.insert_statement(self._table, schema.names, nothing, self._key))
+        if self.settings.mode == "replace":
+            self._server.run(f"EXPLAIN DELETE FROM {self._table}")
         if self._key:
             self._make_stage(schema.names)
         if self._staging != "checkpoint":
