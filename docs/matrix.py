@@ -58,8 +58,8 @@ SINKS: tuple[tuple[str, fp.Sink], ...] = (
     ("Postgres(key=…)", fp.Postgres("t", dsn="", key="k")),
     ("Postgres()", fp.Postgres("t", dsn="")),
     ('Postgres(mode="replace")', fp.Postgres("t", dsn="", mode="replace")),
-    ("MySQL(key=…)", fp.MySQL("t", database="d", key="k")),
-    ("MySQL()", fp.MySQL("t", database="d")),
+    ("MySQL(key=…)", fp.MySQL("t", user="u", database="d", key="k")),
+    ("MySQL()", fp.MySQL("t", user="u", database="d")),
     ("SQLite(key=…)", fp.SQLite("f", table="t", key="k")),
     ("SQLite()", fp.SQLite("f", table="t")),
     ("Redis(shape=…)", fp.Redis("redis://h", key="k")),
@@ -73,8 +73,8 @@ SINKS: tuple[tuple[str, fp.Sink], ...] = (
     ("Files()", fp.Files("f", format="json")),
     ('Files(visible="manifest")', fp.Files("f", format="json", visible="manifest")),
     ("TwoPhaseCommit", Yours()),
-    ("WriteAheadLog(idempotent=True)", fp.WriteAheadLog(send, idempotent=True)),
-    ("WriteAheadLog()", fp.WriteAheadLog(send)),
+    ("WriteAheadLog(idempotent=True)", fp.WriteAheadLog(send, name="w", idempotent=True)),
+    ("WriteAheadLog()", fp.WriteAheadLog(send, name="w")),
 )
 
 

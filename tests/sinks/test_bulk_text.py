@@ -22,7 +22,11 @@ NASTY = [
     *("plain", "", "\\N", "\\.", "\\", "\\\\", "ends\\", "\\t", "\\x41", "a\tb", "a\nb", "\r", "\r\n", "\t\n\r\\"),
     *("'\"", "😀é", "\u2028\u2029\x85", "{}", "NULL", "null", ",", "{a,b}", " lead ", "\x1a\b\v\f", None, "\\u0000"),
 ]
-NAIVE = [datetime(1, 1, 1), datetime(9999, 12, 31, 23, 59, 59, 999999), datetime(1969, 12, 31, 23, 59, 59, 5)]  # noqa: DTZ001
+NAIVE = [
+    datetime(1, 1, 1),  # noqa: DTZ001 - that is what they are
+    datetime(9999, 12, 31, 23, 59, 59, 999999),  # noqa: DTZ001
+    datetime(1969, 12, 31, 23, 59, 59, 5),  # noqa: DTZ001
+]
 AWARE = [
     datetime(1, 1, 2, tzinfo=UTC),
     datetime(9999, 12, 30, 1, 2, 3, 4, tzinfo=UTC),

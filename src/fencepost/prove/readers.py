@@ -71,7 +71,8 @@ def in_cassandra(where: str, columns: str) -> list[Row]:
     port, _, table = where.partition("/")
     if port not in _sessions:
         _sessions[port] = Cluster(["127.0.0.1"], port=int(port), protocol_version=5).connect()
-    return [tuple(row) for row in _sessions[port].execute(f"SELECT {columns} FROM {table}", timeout=20)]  # noqa: S608 - ours
+    statement = f"SELECT {columns} FROM {table}"  # noqa: S608 - ours
+    return [tuple(row) for row in _sessions[port].execute(statement, timeout=20)]
 
 
 _sessions: dict[str, Any] = {}
