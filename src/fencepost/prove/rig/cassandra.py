@@ -27,8 +27,10 @@ class Cassandra(Server):
     def run(self, cql: str) -> list[Any]:
         """One statement, by a client of its own."""
         from cassandra.cluster import Cluster  # noqa: PLC0415 - loading it takes a moment
+        from cassandra.policies import RoundRobinPolicy  # noqa: PLC0415 - as above
 
-        with Cluster([HOST], port=self.port, protocol_version=5) as cluster:
+        one = RoundRobinPolicy()
+        with Cluster([HOST], port=self.port, protocol_version=5, load_balancing_policy=one) as cluster:
             return list(cluster.connect().execute(cql, timeout=30))
 
     def _initialise(self, data: Path) -> None:
