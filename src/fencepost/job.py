@@ -310,7 +310,7 @@ def start(
             "parallel_needs_job",
             "A sink that the tasks write to changes the plan, and this writer's plan is made already.",
             where=Where(job=name, sink=to.name),
-            next="Use fp.Job(…).write(frame, sink), or leave out parallel=True.",
+            next="Use fp.Job(…).write(frame, sink), or let the driver write: no parallel=True, staging='checkpoint'.",
         )
     level = Guarantee.parse(guarantee, job=name)
     links = [source_link(source.kind, replayable=source.replayable) for source in sources]

@@ -104,16 +104,18 @@ class Performer:
             writer=effect.writer,
             staging=self.staging(effect.lineage),
             held=effect.held,
+            older=effect.older,
         )
         for session in self.sessions.values():
             session.open(self._owner)
 
     def _pre_commit(self, effect: e.PreCommit) -> tuple[Handle, ...]:
         kept = self.running.kept
-        if not kept:
-            return ()
-        rows = {name: self.owner.staging.rows(kept, name) for name in self.sessions}
-        handles = [session.handles(effect.epoch, rows[name]) for name, session in self.sessions.items()]
+        handles = [
+            session.handles(effect.epoch, self.owner.staging.rows(kept, name))
+            for name, session in self.sessions.items()
+            if kept or session.empties
+        ]
         return tuple(handle for mine in handles for handle in mine)
 
     def _take_snapshot(self, effect: e.TakeSnapshot) -> e.Snapshot:
@@ -126,7 +128,7 @@ class Performer:
 
     def _write_plainly(self, effect: e.WritePlainly) -> None:
         for name, session in self.sessions.items():
-            if self.running.kept:
+            if self.running.kept or session.empties:
                 session.write(effect.epoch, self.owner.staging.rows(self.running.kept, name))
         self._sweep(e.SweepStaged("", self.owner.writer, effect.epoch, recovering=False))
 

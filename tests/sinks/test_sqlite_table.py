@@ -17,6 +17,7 @@ import pyarrow as pa
 import pytest
 
 from fencepost.errors import BadConfig, FencepostError, Refused, TargetRefused
+from fencepost.protocol.records import Epoch
 from fencepost.sinks.sqlite import SQLite
 from fencepost.testing import Driver
 
@@ -276,3 +277,15 @@ def test_replaced_at_every_epoch_the_table_is_what_the_last_one_said(tmp_path: P
 def test_a_table_that_is_replaced_takes_whole_results_only(tmp_path: Path) -> None:
     with pytest.raises(BadConfig, match="mode_does_not_fit"):
         started(SQLite(tmp_path / "t.db", table="t", mode="replace"), tmp_path)
+
+
+def test_an_empty_result_empties_a_table_that_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "t.db"
+    driver = Driver(SQLite(path, table="t", mode="replace"), tmp_path)
+    driver.start(TABLE.schema, "complete")
+    driver.run(0, TABLE)
+    [handle] = driver.session.handles(Epoch(1), driver.owner.staging.rows((), driver.sink.name))
+    driver.vote(1, handle)
+    driver.commit(1, handle)
+    driver.session.close()
+    assert [] == query(path, "SELECT * FROM t")

@@ -200,3 +200,14 @@ def test_in_complete_mode_the_table_is_the_whole_result(spark: Any, place: Place
         job.write(words.groupBy("word").count(), fp.SQLite(place.database, table="counts", mode="replace"))
         job.run(until="available")
         assert place.expected() == place.counts()
+
+
+def test_in_complete_mode_an_empty_result_is_an_empty_table(spark: Any, place: Place, bridge: str) -> None:
+    for value, expected in ((20, [(20,)]), (-15, [])):
+        drop_json(place.input, {"v": value})
+        job = place.job(spark, bridge, output_mode="complete")
+        numbers = job.read(fp.Files(str(place.input), format="json", schema="v BIGINT", max_files_per_epoch=1))
+        large = numbers.groupBy().sum("v").toDF("v").where("v > 10")
+        job.write(large, fp.SQLite(place.database, table="large", mode="replace"))
+        job.run(until="available")
+        assert expected == table(place.database, "large")

@@ -271,6 +271,7 @@ SABOTAGED: list[tuple[type, type[SinkContract], str]] = [
     (TakesAncestorsForStrangers, OnSqlite, "a_restored_lineage_goes_on_in_its_ancestors_target"),
     (TakesAheadForDone, OnSqlite, "a_target_that_holds_an_epoch_unknown_to_the_ledger_needs_an_operator"),
     (ForgetsWhatItHeld, OnSqlite, "a_target_that_was_set_back_needs_an_operator"),
+    (ForgetsWhatItHeld, OnSqlite, "a_target_that_is_set_back_after_the_vote_needs_an_operator"),
     (QuotesValues, OnSqlite, "a_handle_is_json_and_holds_no_value"),
     (HandlesNothing, OnSqlite, "an_epoch_without_rows_gives_no_handle"),
     (UsesOneId, OnSqlite, "a_handle_is_json_and_holds_no_value"),

@@ -40,6 +40,8 @@ class Book:
     """The numbers seen by the last append, so that retention lists nothing again."""
     deciding: Epoch | None = None
     """The newest epoch whose decision we have begun to append: from then on it may be decided, whatever fails."""
+    older: tuple[WriterNumber, ...] = ()
+    """Writers before this one, as far as the ledger remembers them; the last of them always."""
 
     @property
     def where(self) -> Where:

@@ -191,6 +191,8 @@ class OpenSinks(Effect[None]):
     writer: WriterNumber
     held: Mapping[str, Epoch] = field(default_factory=dict, hash=False)
     """By sink, the newest epoch that its target must hold."""
+    older: tuple[WriterNumber, ...] = ()
+    """Writers before this one."""
 
 
 @dataclass(frozen=True, slots=True)

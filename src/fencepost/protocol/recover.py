@@ -96,7 +96,8 @@ def begin(start: Start) -> Step[Book]:
 def settle(book: Book, start: Start) -> Step[None]:
     """As the only writer: finish what is decided, undo what is not, put Spark's log right."""
     state = book.state
-    yield from ask(OpenSinks("recover.open", state.lineage_id, state.lineage.generation, book.writer, state.held))
+    owner = (state.lineage_id, state.lineage.generation, book.writer)
+    yield from ask(OpenSinks("recover.open", *owner, held=state.held, older=book.older))
     if state.lineage.guarantee == "exactly_once":
         yield from finish(book, start)
         yield from abort_orphans(book, start)
@@ -188,9 +189,16 @@ def take_over(start: Start, state: State) -> Step[Book]:
             where=start.where,
             next="Start from the checkpoint that the restore made.",
         )
+    book.older = writers_in(state)
     while not (yield from try_append(book, start.writer, "recover.takeover")):
         book.state = yield from read_ledger(state.lineage_id, start.lineage.job)
+        book.older = writers_in(book.state)
     return book
+
+
+def writers_in(state: State) -> tuple[WriterNumber, ...]:
+    """Those whose records are retained, and the latest, which every record names."""
+    return tuple(sorted({*map(WriterNumber, state.writers), state.writer} - {WriterNumber(0)}))
 
 
 def finish(book: Book, start: Start) -> Step[None]:

@@ -69,6 +69,8 @@ class Owner:
     """Lineages this one was restored from: their marks in a target are ours."""
     held: Mapping[str, Epoch] = field(default_factory=dict)
     """By sink, the newest epoch that its target must hold, says the ledger."""
+    older: tuple[WriterNumber, ...] = ()
+    """Writers of this lineage before this one, as far as the ledger remembers them; the last of them always."""
 
     def handle_id(self, epoch: Epoch) -> str:
         """A name that no other attempt, writer or lineage uses."""
@@ -138,6 +140,8 @@ class Session(ABC):
     """The driver's side of a sink, for one start of the query; called by one thread at a time, not always the same."""
 
     _owner: Owner | None = None
+    empties = False
+    """An epoch without rows is written too: it says that the result is empty."""
 
     @abstractmethod
     def preflight(self, schema: pa.Schema, mode: OutputMode) -> str:

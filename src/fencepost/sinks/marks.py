@@ -87,6 +87,7 @@ class MarkedSession(Session):
     def is_there(self, found: Mark | None, epoch: Epoch, handles: tuple[Handle, ...]) -> bool:
         """Is the decided epoch in the target? An older driver may ask about one that is long over: yes."""
         if found is None:
+            self._check_not_behind(found, epoch)
             return False
         if self._is_foreign(found):
             raise OperatorNeeded(
@@ -97,7 +98,20 @@ class MarkedSession(Session):
         mine = (self.owner.generation, epoch)
         if found.version == mine and found.handle != ids_of(handles):
             raise self._ahead(found, epoch)
+        if found.version < mine:
+            self._check_not_behind(found, epoch)  # it may have been set back since the vote
         return found.version >= mine
+
+    def is_next(self, found: Mark | None, epoch: Epoch) -> bool:
+        """at_least_once: is the epoch newer than what the target holds? Raise if it is older.
+
+        An older one comes from a driver that slept, or from an old copy of the checkpoint. To write it would set
+        values back for all to see; to leave it out would lose rows, because the copy may cut its epochs differently.
+        """
+        mine = (self.owner.generation, epoch)
+        if found is not None and found.version > mine:
+            raise self._ahead(found, epoch)
+        return found is None or found.version < mine
 
     def _is_foreign(self, found: Mark) -> bool:
         return found.lineage != self.owner.lineage and found.lineage not in self.owner.ancestors

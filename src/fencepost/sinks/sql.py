@@ -11,59 +11,26 @@ from an error code of COMMIT.
 from __future__ import annotations
 
 import logging
-import os
 import random
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from functools import wraps
-from threading import RLock
-from typing import Any, ClassVar, Self, TypeVar, cast
-from weakref import WeakSet, WeakValueDictionary
+from typing import Any, TypeVar, cast
 
 from fencepost import faults
 from fencepost.errors import EpochFailed, FencepostError, OperatorNeeded, Retryable
 from fencepost.protocol.effects import Outcome
-from fencepost.protocol.records import Epoch, Handle, WriterNumber
+from fencepost.protocol.records import Epoch, Handle
 from fencepost.rows import Rows
-from fencepost.sinks.contract import Owner, Session
-from fencepost.sinks.marks import Mark, MarkedSession, ids_of
+from fencepost.sinks.contract import Owner
+from fencepost.sinks.database import Conflict, Database, RowsRefused, Silent, Voting
+from fencepost.sinks.marks import MarkedSession, ids_of
 
 log = logging.getLogger(__name__)
 
-EPOCH_TABLE = "fencepost_epoch"
-"""job, sink, lineage, generation, epoch, handle, writer; key (job, sink)."""
 ATTEMPTS = 5
 """How often a vote is cast that the target ends for the sake of another transaction."""
-TARGET_TABLE = "fencepost_target"
-"""id: one row, the target's identity."""
-
-
-class Silent(Exception):
-    """The target does not answer now: locked, full, unreachable. Says nothing about what it holds."""
-
-
-class Conflict(Silent):
-    """The target ended our transaction for the sake of another one (a deadlock): trying again is right."""
-
-
-class RowsRefused(Exception):
-    """The target answered, and does not take the rows. The text names constraints and columns, never a value."""
-
-
-class NotAllowed(RowsRefused):
-    """The target answered that this user has no right to it."""
-
-
-@dataclass(slots=True)
-class Held:
-    """The open transaction of a vote, and what is in it."""
-
-    writer: WriterNumber
-    epoch: Epoch
-    handles: dict[str, str] = field(default_factory=dict)
-
 
 Call = TypeVar("Call", bound=Callable[..., Any])
 
@@ -79,78 +46,6 @@ def alone(call: Call) -> Call:
     return cast("Call", locked)
 
 
-class Database(ABC):
-    """One connection to the target with at most one open transaction; the part that each product does differently.
-
-    Every method raises `Silent` or `RowsRefused` and never a driver's own error: those may quote a row.
-    """
-
-    held: Held | None = None
-    epochs = EPOCH_TABLE
-    """As it stands in a statement."""
-    _open: ClassVar[WeakValueDictionary[tuple[Any, ...], Any]] = WeakValueDictionary()
-
-    def __init__(self) -> None:
-        self.lock = RLock()
-        self.users: WeakSet[Session] = WeakSet()
-
-    @classmethod
-    def shared(cls, user: Session, job: str, *place: Any) -> Self:
-        """The job's one connection to this place in this process: its sinks there vote and commit together."""
-        key = (os.getpid(), cls, job, *place)
-        database: Self | None = cls._open.get(key)
-        if database is None:
-            database = cls._open[key] = cls(*place)
-        database.users.add(user)
-        return database
-
-    def leave(self, user: Session) -> None:
-        """One session less; with the last one the connection goes."""
-        self.users.discard(user)
-        if not self.users:
-            self.held = None
-            self.forget()
-            self.drop()
-
-    @abstractmethod
-    def forget(self) -> None:
-        """The next start looks at the target anew, and the ledger judges what it finds."""
-
-    def take_over(self, owner: Owner) -> None:
-        """End what sessions of older writers hold at the server."""
-
-    @abstractmethod
-    def look(self) -> None:
-        """Connect if need be and open a transaction for reading: an older writer that sleeps must not be in the way."""
-
-    @abstractmethod
-    def begin(self, *, patient: bool) -> None:
-        """Connect if need be and open a transaction that no other writer of the epoch row can pass."""
-
-    def check_all(self) -> None:
-        """Have everything checked now that would be checked at COMMIT only: after the decision it is too late."""
-
-    @abstractmethod
-    def end(self) -> None:
-        """COMMIT. An error of it is `Silent`: whether it happened is unknown."""
-
-    @abstractmethod
-    def undo(self) -> None:
-        """ROLLBACK, if anything is open. Must not raise."""
-
-    @abstractmethod
-    def drop(self) -> None:
-        """Throw the connection away, so that the next question goes to the target. Must not raise."""
-
-    @abstractmethod
-    def mark(self, job: str, sink: str) -> Mark | None:
-        """Read the epoch row, inside the transaction."""
-
-    @abstractmethod
-    def set_mark(self, job: str, sink: str, mark: Mark) -> None:
-        """Write the epoch row, inside the transaction."""
-
-
 class SqlSession(MarkedSession):
     """An apply sink with an epoch row. A product's session adds `preflight` and `apply`."""
 
@@ -161,14 +56,16 @@ class SqlSession(MarkedSession):
     @property
     def how_to_mark(self) -> tuple[str, str]:
         """Statements for a person to run."""
-        mine = f"WHERE job = {_literal(self.job)} AND sink = {_literal(self.sink)}"
-        epochs = self.database.epochs
-        return f"DELETE FROM {epochs} {mine};", f"UPDATE {epochs} SET epoch = {{epoch}} {mine};"
+        job, sink, lineage = map(self.database.literal, (self.job, self.sink, self.owner.lineage))
+        epochs, columns = self.database.epochs, "job, sink, lineage, generation, epoch, handle, writer"
+        remove = f"DELETE FROM {epochs} WHERE job = {job} AND sink = {sink};"
+        values = f"{job}, {sink}, {lineage}, {self.owner.generation}, {{epoch}}, 'by hand', 0"
+        return remove, f"{remove} INSERT INTO {epochs} ({columns}) VALUES ({values});"
 
     target = "The target"
     """At the beginning of a sentence."""
     guards_plain_writes = False
-    """Rows have a key: under at_least_once an epoch that is sent again must not overwrite a newer one."""
+    """Rows replace others: under at_least_once an epoch that is sent again must not overwrite a newer one."""
 
     @abstractmethod
     def apply(self, rows: Rows) -> None:
@@ -179,7 +76,8 @@ class SqlSession(MarkedSession):
 
     def apply_unit(self, handle: Handle, rows: Rows) -> None:
         """Write what a handle stands for, inside the open transaction; `rows` are those that were kept for it."""
-        self.apply(rows)
+        if handle.rows:
+            self.apply(rows)
 
     def after_commit(self, epoch: Epoch, handles: tuple[Handle, ...]) -> None:
         """The epoch is in: clear away what was staged in the target. Must not raise."""
@@ -191,7 +89,7 @@ class SqlSession(MarkedSession):
         found = None
         try:
             self._look()
-            if self.database.held is None:  # else a newer writer in this process has its vote in there
+            if self.database.voting is None:  # else a newer writer in this process has its vote in there
                 self.database.take_over(owner)
             found = self.database.mark(self.job, self.sink)
         except (Silent, RowsRefused) as error:
@@ -211,10 +109,11 @@ class SqlSession(MarkedSession):
         # An earlier attempt of this epoch may have voted and failed elsewhere: its rows must not ride along.
         self._let_go()
         count = rows.count
-        if not count:
+        if not count and not self.empties:
             return None
-        assert rows.kept, "an apply sink declares keeps_rows"
-        return Handle(id=self.owner.handle_id(epoch), sink=self.sink, rows=count, kept=rows.kept)
+        kept = rows.kept if count else ()
+        assert bool(kept) == bool(count), "an apply sink declares keeps_rows"
+        return Handle(id=self.owner.handle_id(epoch), sink=self.sink, rows=count, kept=kept)
 
     @alone
     def verify(self, epoch: Epoch, handles: tuple[Handle, ...]) -> tuple[str, ...]:
@@ -223,7 +122,7 @@ class SqlSession(MarkedSession):
             try:
                 self._vote(epoch, handles)
             except Conflict as error:
-                is_first = self.database.held is None or not self.database.held.handles
+                is_first = self.database.voting is None or not self.database.voting.handles
                 self.rollback()
                 if is_first and attempt < ATTEMPTS - 1:  # else another sink's vote went with it
                     time.sleep(random.uniform(0.01, 0.1))  # noqa: S311 - spreads retries
@@ -250,8 +149,8 @@ class SqlSession(MarkedSession):
         faults.reach("vote.during")
         self._set_mark(epoch, handles)
         self.database.check_all()
-        assert self.database.held is not None
-        self.database.held.handles[self.sink] = ids_of(handles)
+        assert self.database.voting is not None
+        self.database.voting.handles[self.sink] = ids_of(handles)
 
     @alone
     def commit(self, epoch: Epoch, handles: tuple[Handle, ...]) -> Mapping[str, Outcome]:
@@ -275,19 +174,12 @@ class SqlSession(MarkedSession):
     def write(self, epoch: Epoch, rows: Rows) -> None:
         """All rows in one transaction. Sent again, they are there twice; or, with a key, as they were.
 
-        Rows with a key take the mark along. An epoch older than it comes from a driver or a checkpoint of the past:
-        writing it would set values back, for all to see, until the replay has caught up.
+        Rows with a key take the mark along, so that an older epoch cannot set them back.
         """
         try:
             self._begin(patient=True)
-            if self.guards_plain_writes:
-                found = self.database.mark(self.job, self.sink)
-                mine = (self.owner.generation, epoch)
-                if found is not None and found.version > mine:
-                    log.warning("sink %s: epoch %d is older than what the target holds: left out", self.sink, epoch)
-                    return
-                if found is None or found.version < mine:
-                    self._set_mark(epoch, ())
+            if self.guards_plain_writes and self.is_next(self.database.mark(self.job, self.sink), epoch):
+                self._set_mark(epoch, ())
             self.before_rows()
             self.apply(rows)
             self._end()
@@ -315,16 +207,17 @@ class SqlSession(MarkedSession):
         Two sinks of a job may lie in one database that has a single write lock. With a transaction each, the second
         vote would wait for the first one's end for ever.
         """
-        held = self.database.held
-        if held is None or (held.writer, held.epoch) != (self.owner.writer, epoch) or self.sink in held.handles:
+        voting = self.database.voting
+        if voting is None or not self._is_mine(voting, epoch) or self.sink in voting.handles:
             self._begin(patient=True)
-            self.database.held = Held(self.owner.writer, epoch)
+            self.database.voting = Voting(self.owner.lineage, self.owner.writer, epoch)
 
     def _voted(self, epoch: Epoch, handles: tuple[Handle, ...]) -> bool:
-        held = self.database.held
-        if held is None or (held.writer, held.epoch) != (self.owner.writer, epoch):
-            return False
-        return held.handles.get(self.sink) == ids_of(handles)
+        voting = self.database.voting
+        return voting is not None and self._is_mine(voting, epoch) and voting.handles.get(self.sink) == ids_of(handles)
+
+    def _is_mine(self, voting: Voting, epoch: Epoch) -> bool:
+        return (voting.lineage, voting.writer, voting.epoch) == (self.owner.lineage, self.owner.writer, epoch)
 
     def _finish(self, epoch: Epoch, handles: tuple[Handle, ...]) -> None:
         self._begin(patient=False)
@@ -352,29 +245,30 @@ class SqlSession(MarkedSession):
 
     def _end(self) -> None:
         self.database.end()
-        self.database.held = None
+        self.database.voting = None
 
     def _look(self) -> None:
         self._let_go()
-        if self.database.held is None:
+        if self.database.voting is None:
             self.database.look()
 
     def _begin(self, *, patient: bool) -> None:
         self._let_go()
-        if self.database.held is not None:
-            raise Silent("a newer writer in this process holds the transaction")
+        if self.database.voting is not None:
+            raise Silent("a newer start of the job in this process holds the transaction")
         self.database.begin(patient=patient)
 
     def _let_go(self) -> None:
-        """Undo what is open, unless a newer writer in this process opened it."""
-        held = self.database.held
-        if held is None or self._owner is None or held.writer <= self._owner.writer:
-            self.database.held = None
+        """Undo what is open, unless a newer writer, or one of another checkpoint, opened it in this process."""
+        voting, owner = self.database.voting, self._owner
+        mine = voting is None or owner is None or (voting.lineage == owner.lineage and voting.writer <= owner.writer)
+        if mine:
+            self.database.voting = None
             self.database.undo()
 
     def _drop(self) -> None:
         self._let_go()
-        if self.database.held is None:
+        if self.database.voting is None:
             self.database.drop()
 
     def rows_refused(self, epoch: Epoch, error: RowsRefused) -> FencepostError:
@@ -394,7 +288,3 @@ class SqlSession(MarkedSession):
         )
         failed.at(job=self.job, epoch=epoch, sink=self.sink)
         return failed
-
-
-def _literal(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"

@@ -17,7 +17,7 @@ import pyarrow as pa
 from fencepost.errors import BadConfig, FencepostError
 from fencepost.rows import Rows
 from fencepost.sinks.contract import Capabilities, OutputMode, Session, Sink
-from fencepost.sinks.sql import RowsRefused, Silent
+from fencepost.sinks.database import RowsRefused, Silent
 from fencepost.sinks.sqlite_columns import declared, misfits
 from fencepost.sinks.sqlite_file import File, Locked
 from fencepost.sinks.tables import (

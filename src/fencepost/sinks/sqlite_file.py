@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from fencepost.sinks.database import Database, RowsRefused, Silent
 from fencepost.sinks.marks import Mark
-from fencepost.sinks.sql import Database, RowsRefused, Silent
 from fencepost.sinks.sqlite_columns import Column, affinity_of
 
 PATIENT = "PRAGMA busy_timeout = 5000"

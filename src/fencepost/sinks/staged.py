@@ -25,8 +25,9 @@ from fencepost.protocol.records import Epoch, Handle, WriterNumber
 from fencepost.rows import Rows
 from fencepost.sinks.bulk_text import Unwritable
 from fencepost.sinks.contract import UNIT, Attempt
+from fencepost.sinks.database import NotAllowed, RowsRefused, Silent
 from fencepost.sinks.marks import Mark
-from fencepost.sinks.sql import NotAllowed, RowsRefused, Silent, alone
+from fencepost.sinks.sql import alone
 from fencepost.sinks.tables import TableSession, refuse_null_keys
 from fencepost.sinks.units import RowsOfUnit, end_of, ends_in, rows_in
 
@@ -163,7 +164,7 @@ class StagedSession(TableSession):
         """Move what a task staged, or write what the driver kept."""
         if "table" in handle.body:
             self.move(handle.body["table"], handle.body["columns"])
-        else:
+        elif handle.rows:
             self.apply(RowsOfUnit(rows, None) if UNIT in rows.schema.names else rows)
 
     def after_commit(self, epoch: Epoch, handles: tuple[Handle, ...]) -> None:

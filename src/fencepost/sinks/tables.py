@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal, Protocol
 
 import pyarrow as pa
@@ -14,7 +15,8 @@ import pyarrow.compute as pc
 
 from fencepost.errors import BadConfig, FencepostError, Retryable, TargetRefused
 from fencepost.sinks.contract import HOW_TO_TAKE, Capabilities, OutputMode
-from fencepost.sinks.sql import EPOCH_TABLE, TARGET_TABLE, Database, RowsRefused, Silent, SqlSession, alone
+from fencepost.sinks.database import EPOCH_TABLE, TARGET_TABLE, Database, RowsRefused, Silent
+from fencepost.sinks.sql import SqlSession, alone
 
 TableMode = Literal["append", "upsert", "replace"]
 
@@ -57,8 +59,20 @@ def upserts(sink: TableSettings) -> bool:
     return sink.mode == "upsert" or (sink.mode is None and bool(key_of(sink)))
 
 
-def table_capabilities(sink: TableSettings) -> Capabilities:
-    """The epoch row makes commits repeatable; update mode needs a key, or the wish to keep every change."""
+LOSS = "durable=False: the server may forget commits that it acknowledged when its machine fails, and nothing tells"
+
+
+def table_capabilities(sink: TableSettings, *, durable: bool | None = None) -> Capabilities:
+    """The epoch row makes commits repeatable, if the server keeps it; see `_modes_of`."""
+    found = _modes_of(sink)
+    if durable is not False:
+        return found
+    remedy = "Leave out durable=False, and have the server keep what it acknowledges."
+    return replace(found, repeatable=False, remedy=remedy, note=LOSS)
+
+
+def _modes_of(sink: TableSettings) -> Capabilities:
+    """Update mode needs a key, or the wish to keep every change; complete mode a table that is replaced."""
     if sink.mode == "replace":
         return Capabilities(shape="apply", repeatable=True, modes=frozenset({"complete"}))
     if sink.mode is not None or upserts(sink):
@@ -105,7 +119,8 @@ class TableSession(SqlSession):
         super().__init__(job, settings.name, database)
         self.settings = settings
         self.target = f"Table {settings.table!r}"
-        self.guards_plain_writes = upserts(settings)
+        self.empties = settings.mode == "replace"
+        self.guards_plain_writes = upserts(settings) or self.empties
 
     @abstractmethod
     def make_identity(self) -> str:
@@ -215,6 +230,15 @@ class TableSession(SqlSession):
             next_ = f"Make it, or set create=True:\n{self.create_statement(schema)}"
             raise self.refused("target_missing", f"There is no table {table!r}.", next_)
         self.make_table(schema)
+
+    def refuse_forgetful(self, why: str | None, cure: str, *, durable: bool | None) -> None:
+        """Refuse a server that may forget what it acknowledged, unless the user knows better, or takes the risk."""
+        if why is not None and durable is None:
+            raise self.refused(
+                "target_forgets",
+                f"The server may forget commits that it acknowledged: {why}.",
+                f"{cure} To take the risk: durable=False with guarantee='at_least_once'.",
+            )
 
     def refused(self, code: str, what: str, next_: str) -> FencepostError:
         """An error from before the first row."""

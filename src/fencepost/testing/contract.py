@@ -267,6 +267,24 @@ class SinkContract(ABC):
             raise AssertionError("the target lacks an epoch that the ledger calls done, and the sink went on")
         assert rows_of(self.table(0)) == self._seen(tmp_path)
 
+    def test_a_target_that_is_set_back_after_the_vote_needs_an_operator(self, tmp_path: Path) -> None:
+        if not self.notices_a_setback:
+            self._skip("the target does not know what it held")
+        driver = self._driver(tmp_path)
+        driver.run(0, self.table(0))
+        handle = driver.pre_commit(2, self.table(2))
+        driver.session.close()
+        # Voted, decided, and in doubt; epoch 1 was in the server that failed, and is not in the one that answers now.
+        bereft = self._driver(tmp_path, writer=2, held=Epoch(0))
+        bereft.session.note_done(Epoch(1))  # type: ignore[attr-defined]
+        try:
+            bereft.commit(2, handle)
+        except OperatorNeeded:
+            pass
+        else:
+            raise AssertionError("an epoch was committed to a target that lost the one before")
+        assert rows_of(self.table(0)) == self._seen(tmp_path)
+
     def test_columns_that_do_not_fit_are_refused_before_any_row(self, tmp_path: Path) -> None:
         schema = self.misfit() or self._skip("the target takes any columns")
         driver = self._driver(tmp_path)

@@ -33,6 +33,7 @@ class Driver:
         generation: int = 0,
         ancestors: Iterable[str] = (),
         held: Epoch | None = None,
+        older: Iterable[int] | None = None,
         job: str = "job",
     ) -> None:
         self.sink = sink
@@ -45,6 +46,7 @@ class Driver:
             staging=Staging(folder / "checkpoint" / lineage / "staged"),
             ancestors=frozenset(ancestors),
             held={} if held is None else {sink.name: held},
+            older=tuple(map(WriterNumber, range(1, writer) if older is None else older)),
         )
 
     def start(self, schema: pa.Schema, mode: OutputMode = "append") -> str:

@@ -312,11 +312,12 @@ def test_times_rise_when_clocks_do_not(
     assert [(2,)] == place.select("v", new_table, "WHERE k = 'c'")
 
 
-def test_plain_writes_of_an_older_epoch_are_left_out(place: Any, start: Start, new_table: str) -> None:
+def test_a_plain_write_of_an_older_epoch_stops_the_job(place: Any, start: Start, new_table: str) -> None:
     driver = start(place.sink(new_table), TABLE.schema)
     driver.session.write(Epoch(4), driver.rows(4, TABLE))
     driver.session.write(Epoch(5), driver.rows(5, newer := pa.table({"k": ["a", "b"], "v": [3, 4]})))
-    driver.session.write(Epoch(4), driver.rows(4, TABLE))
+    with pytest.raises(OperatorNeeded, match="target_ahead"):
+        driver.session.write(Epoch(4), driver.rows(4, TABLE))
     assert rows_of(newer) == place.select("k, v", new_table)
     driver.session.write(Epoch(5), driver.rows(5, TABLE))
     assert rows_of(TABLE) == place.select("k, v", new_table)

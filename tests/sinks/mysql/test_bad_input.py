@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any
@@ -248,8 +249,12 @@ class TestNames:
         driver.run(0, pa.table({name: ["a", "a"], "v": [1, 2], "b": [b"x", b"y"]}, schema))
         assert [("a", 2, b"y")] == place.query(f"SELECT * FROM {quoted}")  # noqa: S608
         again = place.driver(place.sink(name, key=name), writer=2, held=Epoch(9))
-        with pytest.raises(FencepostError, match=r"(?s)target_behind.*UPDATE .*SET epoch = 9"):
+        with pytest.raises(FencepostError, match="target_behind") as behind:
             again.start(schema)
+        cure = behind.value.next.partition("may stay lost: ")[2]
+        place.run(*re.split("(?<=;) (?=INSERT INTO fencepost_epoch)", cure))
+        again.start(schema)
+        again.run(10, pa.table({name: ["c"], "v": [4], "b": [b"z"]}, schema))
 
     @pytest.mark.parametrize("name", ["", "x" * 65, "a ", "a\0b", "😀", "fencepost_epoch"])
     def test_a_name_that_mysql_does_not_take_is_refused_where_it_is_written(self, place: Any, name: str) -> None:

@@ -13,10 +13,10 @@ from fencepost.protocol.effects import Outcome
 from fencepost.protocol.records import Epoch, WriterNumber
 from fencepost.prove.rig.process import until
 from fencepost.prove.rig.proxy import Proxy
+from fencepost.sinks.database import Silent
 from fencepost.sinks.marks import Mark
 from fencepost.sinks.mysql import server as mysql_server
 from fencepost.sinks.mysql.server import Server
-from fencepost.sinks.sql import Silent
 from fencepost.testing import rows_of
 from fencepost.testing.driver import LINEAGE
 
@@ -107,6 +107,14 @@ class TestTransactions:
         assert Outcome.DONE == second.commit(0, handle)
         assert first.commit(0, handle) is not Outcome.GONE
         assert [("a", 1)] == place.query("SELECT k, v FROM words")
+
+    def test_a_driver_is_found_by_its_number_in_the_ledger_however_far_back(self, place: Any) -> None:
+        first = place.started(place.sink(key="k"), WORDS)
+        handle = first.pre_commit(0, words(("a", 1)))
+        first.vote(0, handle)
+        first.session.database._open.clear()  # as if it were in another process
+        second = place.started(place.sink(key="k"), WORDS, writer=1000, older=[1])
+        assert Outcome.DONE == second.commit(0, handle)
 
     def test_a_newer_driver_is_not_ended_by_an_older_one_that_starts_late(self, place: Any) -> None:
         second = place.started(place.sink(), WORDS, writer=2)

@@ -68,7 +68,7 @@ class Place:
             return self.query(statement)
 
     def sink(self, table: str = "words", **settings: Any) -> Postgres:
-        return Postgres(table, **({"dsn": self.dsn} | settings))
+        return Postgres(table, **({"dsn": self.dsn, "staging": "auto"} | settings))
 
     def driver(self, sink: Postgres, **owner: Any) -> Driver:
         """Not started; closed when the test is over."""

@@ -242,8 +242,11 @@ class TestNames:
         driver.run(1, pa.table({name: ["b"], "v": [3]}, schema))
         assert [("a", 2), ("b", 3)] == place.query(f"SELECT * FROM {where} ORDER BY 1")
         again = place.driver(place.sink(where, key=name), writer=2, held=Epoch(9))
-        with pytest.raises(FencepostError, match=r"(?s)target_behind.*UPDATE .*SET epoch = 9"):
+        with pytest.raises(FencepostError, match="target_behind") as behind:
             again.start(schema)
+        place.run(behind.value.next.partition("may stay lost: ")[2])
+        again.start(schema)
+        again.run(10, pa.table({name: ["c"], "v": [4]}, schema))
 
     @pytest.mark.parametrize("name", ["", "a.b.c", 'a"b', '"a', "a.", "x" * 64, "ü" * 32, "a\0b", "fencepost_epoch"])
     def test_a_name_that_postgresql_would_cut_or_misread_is_refused_where_it_is_written(

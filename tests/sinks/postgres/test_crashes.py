@@ -20,8 +20,8 @@ from fencepost.protocol.effects import Outcome
 from fencepost.protocol.records import Epoch
 from fencepost.prove.rig.process import until
 from fencepost.prove.rig.proxy import Proxy
+from fencepost.sinks.database import RowsRefused, Silent
 from fencepost.sinks.postgres import server as postgres_server
-from fencepost.sinks.sql import RowsRefused, Silent
 
 ROWS = 50
 SCHEMA = pa.schema({"k": pa.int64(), "epoch": pa.int64()})

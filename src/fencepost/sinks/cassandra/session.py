@@ -32,8 +32,8 @@ from fencepost.sinks.cassandra.connection import PROTOCOL, Connection
 from fencepost.sinks.cassandra.sink import Cassandra
 from fencepost.sinks.cassandra.target import MOST_BYTES, Target
 from fencepost.sinks.contract import OutputMode, Owner
+from fencepost.sinks.database import RowsRefused, Silent
 from fencepost.sinks.marks import Mark, MarkedSession, ids_of
-from fencepost.sinks.sql import RowsRefused, Silent
 
 log = logging.getLogger(__name__)
 
@@ -163,14 +163,12 @@ class CassandraSession(MarkedSession):
         return {handle.id: outcome for handle in handles}
 
     def write(self, epoch: Epoch, rows: Rows) -> None:
-        """All rows, with a time that the mark is moved to before: who comes later with an older epoch is left out."""
+        """All rows, with a time that the mark is moved to before: who comes later with an older epoch is stopped."""
         if not rows.count:
             return
         try:
             found = self._found()
-            if found.mark is not None and found.mark.version > (self.owner.generation, epoch):
-                log.warning("sink %s: epoch %d is older than what the target holds: left out", self.sink, epoch)
-                return
+            self.is_next(found.mark, epoch)
             at = self._next_time()
             self._move(found, Stamped(self.mark_of(epoch, ()), at), epoch, ())
             self._apply(rows, at)

@@ -11,7 +11,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from fencepost.errors import BadConfig
 from fencepost.sinks.cassandra.durability import CONSISTENCIES
 from fencepost.sinks.contract import Capabilities, Session, Sink
-from fencepost.sinks.sql import EPOCH_TABLE, TARGET_TABLE
+from fencepost.sinks.database import EPOCH_TABLE, TARGET_TABLE
 
 __all__ = ["Cassandra"]
 

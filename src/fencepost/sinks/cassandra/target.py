@@ -18,7 +18,7 @@ from fencepost.sinks.cassandra.columns import Column, key_of, misfits, parsed
 from fencepost.sinks.cassandra.connection import Connection, NotAllowed
 from fencepost.sinks.cassandra.durability import Facts, weakness
 from fencepost.sinks.cassandra.sink import Cassandra
-from fencepost.sinks.sql import RowsRefused
+from fencepost.sinks.database import RowsRefused
 
 MOST_BYTES = 16 * 2**20
 """Of one row, where a cluster does not say: half of a segment of the log, whose default is 32 MiB."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from fencepost.sinks.database import RowsRefused
 from fencepost.sinks.mysql.columns import Column
-from fencepost.sinks.sql import RowsRefused
 
 Run = Callable[[str, Sequence[Any] | None], list[Any]]
 

@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 from pyarrow import types
 
 from fencepost.sinks.bulk_text import MYSQL, Text
+from fencepost.sinks.database import RowsRefused
 from fencepost.sinks.mysql.names import listed, quoted
-from fencepost.sinks.sql import RowsRefused
 from fencepost.sinks.staged import PLACE
 from fencepost.sinks.values import as_column_type, is_bytes, is_text
 

@@ -16,8 +16,8 @@ from typing import Any, cast
 from pymysql import connections
 from pymysql.constants import CLIENT, COMMAND, SERVER_STATUS
 
+from fencepost.sinks.database import Silent
 from fencepost.sinks.mysql.trouble import explained
-from fencepost.sinks.sql import Silent
 
 IDLE_S = 60
 """How long the server keeps a session that says nothing. A transaction lies open between vote and decision, which takes

@@ -16,10 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fencepost.sinks.bulk_text import MYSQL, Text, lines
+from fencepost.sinks.database import RowsRefused
 from fencepost.sinks.mysql.columns import Column, refuse_nulls, texts_for
 from fencepost.sinks.mysql.names import listed, quoted
 from fencepost.sinks.mysql.server import Server
-from fencepost.sinks.sql import RowsRefused
 from fencepost.sinks.staged import PLACE
 from fencepost.sinks.values import as_column_type, is_bytes
 

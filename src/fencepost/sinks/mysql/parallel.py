@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from fencepost.sinks.contract import Attempt
+from fencepost.sinks.database import RowsRefused, Silent
 from fencepost.sinks.mysql.catalogue import columns_of
 from fencepost.sinks.mysql.columns import stage_table
 from fencepost.sinks.mysql.connection import Address
 from fencepost.sinks.mysql.loading import load
 from fencepost.sinks.mysql.names import quoted
 from fencepost.sinks.mysql.server import Server
-from fencepost.sinks.sql import RowsRefused, Silent
 from fencepost.sinks.staged import TaskWriter
 
 

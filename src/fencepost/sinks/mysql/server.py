@@ -17,12 +17,12 @@ from typing import Any
 import pymysql
 
 from fencepost.sinks.contract import Owner
+from fencepost.sinks.database import EPOCH_TABLE, TARGET_TABLE, Database, RowsRefused, Silent
 from fencepost.sinks.marks import Mark
 from fencepost.sinks.mysql.catalogue import engine_of
 from fencepost.sinks.mysql.connection import Address, Connection, connect
 from fencepost.sinks.mysql.names import listed
 from fencepost.sinks.mysql.trouble import explained, meaning
-from fencepost.sinks.sql import EPOCH_TABLE, TARGET_TABLE, Database, RowsRefused, Silent
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ PATIENT = 15
 IMPATIENT = 1
 """Seconds that a commit waits: the protocol itself asks again, with back-off."""
 OLDER = 50
-"""So many writers before us are looked for. The server ends sessions that sleep, so there are no older ones."""
+"""So many drivers before us are looked for. The server ends sessions that sleep, so there are no older ones."""
 _HARMLESS = {1287, 1592}
 """Warnings about the statement, not about its rows: an old word, a replica."""
 _SECONDS_TO_END = 5.0
@@ -111,6 +111,10 @@ class Server(Database):
         """The next start may find another server."""
         self._identity = None
 
+    def literal(self, text: str) -> str:
+        """A backslash escapes."""
+        return super().literal(text.replace("\\", "\\\\"))
+
     def take_over(self, owner: Owner) -> None:
         """End the sessions of older writers of this lineage; a user may end its own.
 
@@ -120,7 +124,7 @@ class Server(Database):
         self._name = f"fencepost/{whose}/{owner.writer}"
         self.run("SELECT RELEASE_ALL_LOCKS()")  # of an older writer in this process
         self._hold_name()
-        older = [f"fencepost/{whose}/{writer}" for writer in range(max(0, owner.writer - OLDER), owner.writer)]
+        older = [f"fencepost/{whose}/{writer}" for writer in owner.older[-OLDER:] if writer < owner.writer]
         if not older:
             return
         [found] = self.run(f"SELECT {', '.join(['IS_USED_LOCK(%s)'] * len(older))}", older)
@@ -235,12 +239,19 @@ class Server(Database):
         return [str(name) for (name,) in found]
 
     def drop_tables(self, tables: Sequence[str]) -> None:
-        """Not there already is fine."""
-        self.change(f"DROP TABLE IF EXISTS {listed(tables)}")
+        """One by one: one that somebody reads, a dump perhaps, must not keep the others. Not there already is fine."""
+        late: Silent | None = None
+        for table in tables:
+            try:
+                self.change(f"DROP TABLE IF EXISTS {listed([table])}")
+            except Silent as error:
+                late = error
+        if late is not None:
+            raise late
 
     def change(self, statement: str) -> None:
         """Make or drop a table, which also commits whatever is open."""
-        if self.held is not None:
+        if self.voting is not None:
             raise Silent("a vote is open, and changing tables would commit it")
         self.run(statement)
         self._began, self._changed = False, True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import uuid
 import zlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -12,11 +13,11 @@ import pyarrow as pa
 from fencepost.protocol.records import Handle
 from fencepost.rows import Rows
 from fencepost.sinks.bulk_text import Unwritable
+from fencepost.sinks.database import Conflict, NotAllowed, RowsRefused
 from fencepost.sinks.mysql import columns, loading
 from fencepost.sinks.mysql.catalogue import Unique, columns_of, engine_of, uniques_of
 from fencepost.sinks.mysql.names import listed, quoted
 from fencepost.sinks.mysql.server import Server
-from fencepost.sinks.sql import Conflict, NotAllowed, RowsRefused
 from fencepost.sinks.staged import StagedSession
 from fencepost.sinks.tables import KeyNotUnique, key_of, refuse_null_keys, upserts
 
@@ -41,14 +42,8 @@ class MySQLSession(StagedSession):
 
     def make_identity(self) -> str:
         """Where all sinks of the database find it."""
-        why = self._server.why_it_forgets()
-        if why is not None and self._sink.durable is None:
-            raise self.refused(
-                "target_forgets",
-                f"The server may forget commits that it acknowledged: {why}.",
-                "Set innodb_flush_log_at_trx_commit = 1, and sync_binlog = 1 if it has a binary log. To take the risk: "
-                "durable=False with guarantee='at_least_once'.",
-            )
+        cure = "Set innodb_flush_log_at_trx_commit = 1, and sync_binlog = 1 if it has a binary log."
+        self.refuse_forgetful(self._server.why_it_forgets(), cure, durable=self._sink.durable)
         return self._server.make_identity()
 
     def fits(self, schema: pa.Schema) -> list[str] | None:
@@ -68,6 +63,8 @@ class MySQLSession(StagedSession):
                 if self._may_conflict(other, schema):
                     raise RowsRefused(f"by its unique index {other.name!r} a row could replace one of another key")
         self._server.write(loading.insert_nothing(self._table, schema.names, self._key))
+        if self._sink.mode == "replace":
+            self._server.run(f"DELETE FROM {self._table} WHERE FALSE")
         if self._key:
             self._make_stage(schema.names)
         if self._sink.staging != "checkpoint":
@@ -75,7 +72,7 @@ class MySQLSession(StagedSession):
 
     def _try_staging(self) -> None:
         """May the tasks make tables? "auto" goes without, and then each task gives its rows to the driver."""
-        trial = "fencepost_try"
+        trial = f"fencepost_try_{uuid.uuid4().hex[:12]}"
         try:
             self._server.drop_tables([trial])  # first, as what cannot be dropped must not be made
             self._server.change(f"CREATE TABLE IF NOT EXISTS {trial} (n int PRIMARY KEY) ENGINE=InnoDB")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING
 
 from fencepost.errors import BadConfig
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from fencepost.sinks.mysql.connection import Address
 
 __all__ = ["MySQL"]
-
-LOSS = "durable=False: the server may forget commits that it acknowledged when its machine fails, and nothing tells"
 
 
 @dataclass(frozen=True)
@@ -84,11 +82,7 @@ class MySQL(Sink):
     @property
     def capabilities(self) -> Capabilities:
         """The epoch row makes commits repeatable, if the server keeps it."""
-        found = table_capabilities(self)
-        if self.durable is not False:
-            return found
-        remedy = "Leave out durable=False, and have the server keep what it acknowledges."
-        return replace(found, repeatable=False, remedy=remedy, note=LOSS)
+        return table_capabilities(self, durable=self.durable)
 
     @property
     def address(self) -> Address:

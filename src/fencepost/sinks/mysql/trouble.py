@@ -12,8 +12,8 @@ from contextlib import contextmanager
 
 import pymysql
 
+from fencepost.sinks.database import Conflict, NotAllowed, RowsRefused, Silent
 from fencepost.sinks.mysql.names import quoted
-from fencepost.sinks.sql import Conflict, NotAllowed, RowsRefused, Silent
 
 
 @contextmanager

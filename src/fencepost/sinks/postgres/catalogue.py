@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from fencepost.sinks.database import RowsRefused
 from fencepost.sinks.postgres.columns import Column
-from fencepost.sinks.sql import RowsRefused
 
 _COLUMNS = """
 SELECT c.relkind, EXISTS (SELECT FROM pg_rewrite r WHERE r.ev_class = c.oid AND r.ev_type = '3'),

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from fencepost.sinks.contract import Attempt
+from fencepost.sinks.database import RowsRefused
 from fencepost.sinks.postgres import loading
 from fencepost.sinks.postgres.catalogue import columns_of
 from fencepost.sinks.postgres.names import read_name
 from fencepost.sinks.postgres.server import Server, session_name
-from fencepost.sinks.sql import RowsRefused
 from fencepost.sinks.staged import PLACE, TaskWriter
 
 

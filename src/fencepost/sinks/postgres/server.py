@@ -15,10 +15,10 @@ from typing import Any
 import psycopg
 
 from fencepost.sinks.contract import Owner
+from fencepost.sinks.database import EPOCH_TABLE, TARGET_TABLE, Database, RowsRefused, Silent
 from fencepost.sinks.marks import Mark
 from fencepost.sinks.postgres.names import TableName
 from fencepost.sinks.postgres.trouble import READ_ONLY, explained, words
-from fencepost.sinks.sql import EPOCH_TABLE, TARGET_TABLE, Database, RowsRefused, Silent
 
 log = logging.getLogger(__name__)
 
@@ -193,6 +193,18 @@ class Server(Database):
         if self._identity is None:
             raise RowsRefused(f"{TARGET_TABLE} has no row, or several: it was changed by hand")
         return self._identity
+
+    def why_it_forgets(self, table: str) -> str | None:
+        """What is set so that a commit that was acknowledged may be gone after a crash."""
+        [settings] = self.run("SELECT current_setting('fsync'), current_setting('full_page_writes')")
+        for name, value in zip(("fsync", "full_page_writes"), settings, strict=True):
+            if value != "on":
+                return f"{name} is {value}"
+        unlogged = "SELECT FROM pg_class c WHERE c.relpersistence = 'u' AND (c.oid = t OR c.oid IN"
+        unlogged += " (SELECT relid FROM pg_partition_tree(t)))"
+        if self.run(f"SELECT EXISTS ({unlogged}) FROM to_regclass(%s) AS t", (table,)) == [(True,)]:
+            return "the table, or a partition of it, is UNLOGGED"
+        return None
 
     def exists(self, table: str) -> bool:
         """Is there such a table, where we would find it?"""

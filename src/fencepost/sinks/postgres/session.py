@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import uuid
 import zlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -12,12 +13,12 @@ import pyarrow as pa
 from fencepost.protocol.records import Handle
 from fencepost.rows import Rows
 from fencepost.sinks.bulk_text import Unwritable
+from fencepost.sinks.database import NotAllowed, RowsRefused
 from fencepost.sinks.postgres import columns, loading
 from fencepost.sinks.postgres.catalogue import columns_of, has_unique
 from fencepost.sinks.postgres.names import quoted, read_name
 from fencepost.sinks.postgres.server import Server
 from fencepost.sinks.postgres.trouble import KeyTwice
-from fencepost.sinks.sql import NotAllowed, RowsRefused
 from fencepost.sinks.staged import PLACE, StagedSession
 from fencepost.sinks.tables import KeyNotUnique, key_of, refuse_null_keys, upserts
 
@@ -37,12 +38,16 @@ class PostgresSession(StagedSession):
         super().__init__(sink, job, self._server)
         self._key = key_of(sink) if upserts(sink) else ()
         self._staging = sink.staging
+        self._durable = sink.durable
         self._there: list[columns.Column] = []
         self._rows: pa.Schema | None = None
 
     def make_identity(self) -> str:
         """Where all sinks of the schema find it."""
-        return self._server.make_identity()
+        identity = self._server.make_identity()
+        cure = "Set fsync = on and full_page_writes = on, and name a table that is not UNLOGGED."
+        self.refuse_forgetful(self._server.why_it_forgets(self._table), cure, durable=self._durable)
+        return identity
 
     def fits(self, schema: pa.Schema) -> list[str] | None:
         """By PostgreSQL's own catalogue."""
@@ -67,7 +72,11 @@ class PostgresSession(StagedSession):
         """May the tasks make tables? "auto" goes without, and then each task gives its rows to the driver."""
         self._server.run("SAVEPOINT fencepost_try")
         try:
-            self._server.run(loading.stage_statement(str(self._name.beside("fencepost_try")), self._table, names))
+            self._server.run(
+                loading.stage_statement(
+                    str(self._name.beside(f"fencepost_try_{uuid.uuid4().hex[:12]}")), self._table, names
+                )
+            )
         except NotAllowed as error:
             if self._staging == "target":
                 raise self.refused(
@@ -110,7 +119,7 @@ class PostgresSession(StagedSession):
         self._insert_from(stage, names)
 
     def _make_stage(self, names: Sequence[str]) -> str:
-        stage = quoted(f"fencepost_{zlib.crc32(repr((self._table, names)).encode()):08x}")
+        stage = quoted(f"fencepost_{zlib.crc32(repr((self.sink, self._table, names)).encode()):08x}")
         self._server.run(loading.temporary_statement(stage, self._table, names))
         return stage
 

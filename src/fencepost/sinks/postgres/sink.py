@@ -46,6 +46,9 @@ class Postgres(Sink):
     clusters whose driver has too much to do. "auto": a task with many rows does the latter."""
     create: bool = True
     """Make the table if it is not there."""
+    durable: bool | None = None
+    """None: the server is asked whether it keeps what it acknowledged. True: you know that it does, though it does not
+    say so. False: it may forget, and the job is at least once at best."""
     name: str = ""
     """`postgres:<table>` unless told. The ledger knows the sink by it."""
 
@@ -57,8 +60,8 @@ class Postgres(Sink):
 
     @property
     def capabilities(self) -> Capabilities:
-        """The epoch row makes commits repeatable."""
-        return table_capabilities(self)
+        """The epoch row makes commits repeatable, if the server keeps it."""
+        return table_capabilities(self, durable=self.durable)
 
     def session(self, job: str) -> Session:
         """Open the driver's side."""

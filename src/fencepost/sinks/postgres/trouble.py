@@ -12,8 +12,8 @@ from contextlib import contextmanager
 import psycopg
 from psycopg import errors
 
+from fencepost.sinks.database import Conflict, NotAllowed, RowsRefused, Silent
 from fencepost.sinks.postgres.names import quoted
-from fencepost.sinks.sql import Conflict, NotAllowed, RowsRefused, Silent
 
 
 class KeyTwice(RowsRefused):

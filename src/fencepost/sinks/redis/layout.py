@@ -5,7 +5,6 @@ Never two keys for one row, nor one key for two: with several key columns, what 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, cast
@@ -15,8 +14,9 @@ import pyarrow.compute as pc
 from pyarrow import types
 
 from fencepost.errors import BadConfig
-from fencepost.sinks.sql import RowsRefused
-from fencepost.sinks.values import as_column_type, bindable
+from fencepost.sinks.database import RowsRefused
+from fencepost.sinks.redis.texts import BYTES, texts
+from fencepost.sinks.values import as_column_type
 
 Shape = Literal["hash", "string", "json", "counter", "sorted_set"]
 
@@ -121,10 +121,10 @@ class Layout:
         if len(parts) > 1:
             for mark, escaped in ((b"%", b"%25"), (b":", b"%3A")):
                 parts = [pc.replace_substring(part, mark, escaped) for part in parts]
-        own = pa.scalar(self.prefix.encode(), pa.large_binary())
+        own = pa.scalar(self.prefix.encode(), BYTES)
         if parts:
-            joined = pc.binary_join_element_wise(*parts, pa.scalar(b":", pa.large_binary()))
-            keys = pc.binary_join_element_wise(own, joined, pa.scalar(b"", pa.large_binary()))
+            joined = pc.binary_join_element_wise(*parts, pa.scalar(b":", BYTES))
+            keys = pc.binary_join_element_wise(own, joined, pa.scalar(b"", BYTES))
         else:
             keys = pa.repeat(own, batch.num_rows)
         if pc.any(pc.starts_with(keys, self.own.encode())).as_py():
@@ -135,9 +135,7 @@ class Layout:
         column = batch.column(name)
         if pc.any(pc.is_null(column, nan_is_null=True)).as_py():
             raise RowsRefused(f"the key column {name!r} is NULL or NaN in some rows")
-        if column.type in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary()):
-            return column.cast(pa.large_binary())
-        return pa.array(texts(name, column), pa.large_binary())
+        return texts(name, column)
 
 
 def tag_of(prefix: str) -> str:
@@ -145,36 +143,3 @@ def tag_of(prefix: str) -> str:
     _, brace, rest = prefix.partition("{")
     tag, closed, _ = rest.partition("}")
     return tag if brace and closed else ""
-
-
-def texts(name: str, column: pa.Array) -> list[bytes | None]:
-    """A column as Redis keeps it."""
-    try:
-        return [None if value is None else _text(value) for value in bindable(column)]
-    except (pa.ArrowException, ValueError, OverflowError) as error:
-        # pyarrow quotes the value in these.
-        raise RowsRefused(f"column {name!r} has values that do not fit ({type(error).__name__})") from None
-
-
-def scores(name: str, column: pa.Array) -> list[bytes | None]:
-    """A column of numbers that a double holds exactly."""
-    found = column.to_pylist()
-    if any(value is not None and not _is_exact(value) for value in found):
-        raise RowsRefused(f"the score {name!r} is NaN, or a whole number beyond 2^53, in some rows")
-    return [None if value is None else repr(value).encode() for value in found]
-
-
-def _text(value: Any) -> bytes:
-    if isinstance(value, bytes):
-        return value
-    if isinstance(value, str):
-        return value.encode()
-    if isinstance(value, bool):
-        return b"true" if value else b"false"
-    if isinstance(value, float) and not math.isfinite(value):
-        return b"NaN" if math.isnan(value) else b"Infinity" if value > 0 else b"-Infinity"
-    return repr(value).encode()
-
-
-def _is_exact(value: float) -> bool:
-    return abs(value) <= 2**53 if isinstance(value, int) else not math.isnan(value)

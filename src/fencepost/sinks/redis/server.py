@@ -12,8 +12,8 @@ from typing import Any
 from redis import exceptions as redis_errors
 
 from fencepost.errors import TargetRefused
+from fencepost.sinks.database import Silent
 from fencepost.sinks.redis.layout import Layout
-from fencepost.sinks.sql import Silent
 
 NOT_SO = (
     "Without it a job would call rows done that are gone after a crash of Redis. If the service keeps them in a way "
@@ -77,13 +77,13 @@ def version_of(info: Mapping[str, Any]) -> tuple[int, int]:
 def rights(layout: Layout) -> str:
     """What a user must be allowed, as `ACL SETUSER` takes it. For people, and for the test that shows it is enough."""
     commands = {
-        "hash": (),
-        "string": ("del",),
-        "json": ("del",),
+        "hash": ("hlen",),
+        "string": ("mset", "del", "strlen"),
+        "json": ("mset", "del", "strlen"),
         "counter": ("incrby", "strlen"),
-        "sorted_set": ("zadd", "zrem"),
+        "sorted_set": ("zadd", "zrem", "zcard"),
     }[layout.shape]
-    allowed = ("select", "info", "config|get", "get", "set", "hmget", "hset", "hdel", "type", "eval", "evalsha")
+    allowed = ("select", "info", "config|get", "get", "set", "hmget", "hset", "hdel", "type", "eval")
     return f"-@all ~{layout.prefix}* ~{layout.own}* {' '.join(f'+{command}' for command in (*allowed, *commands))}"
 
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
@@ -21,16 +22,30 @@ from fencepost.protocol.effects import Outcome
 from fencepost.protocol.records import Epoch, Handle
 from fencepost.rows import Rows
 from fencepost.sinks.contract import OutputMode, Owner
+from fencepost.sinks.database import RowsRefused, Silent
 from fencepost.sinks.marks import Mark, MarkedSession
 from fencepost.sinks.redis.chunks import Chunk, chunks
 from fencepost.sinks.redis.layout import Layout
 from fencepost.sinks.redis.server import NoAccess, rights
 from fencepost.sinks.redis.sink import Redis
 from fencepost.sinks.redis.state import State
-from fencepost.sinks.redis.target import Moved, Target
-from fencepost.sinks.sql import RowsRefused, Silent
+from fencepost.sinks.redis.target import Moved, Step, Target
 
 log = logging.getLogger(__name__)
+
+MOST_KEPT = 64 * 1024 * 1024
+"""Bytes of an epoch that stay in memory between its vote and its commit; of a larger one the rows are read again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Voted:
+    """What a vote leaves for the commit right behind it."""
+
+    handles: tuple[Handle, ...]
+    state: State
+    """As the vote left it. Scripts do nothing if it is not so any more, and then it is read."""
+    chunks: list[Chunk]
+    """All of them, or none."""
 
 
 class RedisSession(MarkedSession):
@@ -40,6 +55,7 @@ class RedisSession(MarkedSession):
         super().__init__(job, sink.name)
         self._settings = sink
         self._target = Target(sink, job)
+        self._voted: Voted | None = None
 
     @property
     def how_to_mark(self) -> tuple[str, str]:
@@ -97,6 +113,7 @@ class RedisSession(MarkedSession):
 
     def verify(self, epoch: Epoch, handles: tuple[Handle, ...]) -> tuple[str, ...]:
         """Vote: would every key take its row, and does the server take a write?"""
+        self._voted = None
         try:
             state = self._target.state()
             self.check_before_vote(state.mark, epoch)
@@ -104,10 +121,10 @@ class RedisSession(MarkedSession):
                 self.check_before_vote(state.part.mark, epoch)
             layout = _layout(handles)
             rows = [self.owner.staging.rows(handle.kept, self.sink) for handle in handles]
-            for chunk in chunks(layout, rows, self._target.largest):
-                self._target.check(layout, chunk)
-            # The mark as it is, written again: memory, disk, role and rights are then known to do.
-            self._target.apply(layout, None, state, state.touched(self.owner.writer))
+            kept: list[Chunk] = []
+            after = state.touched(self.owner.writer)
+            self._target.vote(layout, _keeping(chunks(layout, rows, self._target.largest), kept), state, after)
+            self._voted = Voted(handles, after, kept)
         except RowsRefused as error:
             raise self._refused(epoch, error, "the epoch runs again from the same positions") from None
         except Moved:
@@ -136,7 +153,7 @@ class RedisSession(MarkedSession):
         return {handle.id: outcome for handle in handles}
 
     def write(self, epoch: Epoch, rows: Rows) -> None:
-        """Send the rows, unless newer ones of this job are there: a value must not jump back."""
+        """Send the rows; if newer ones of this job are there, stop: a value must not jump back."""
         if not rows.count:
             return
         mine = self.mark_of(epoch, ())
@@ -147,54 +164,58 @@ class RedisSession(MarkedSession):
                 state = self._write_chunk(layout, chunk, state, mine)
         except RowsRefused as error:
             raise self._refused(epoch, error, "then start the job again") from None
-        except Moved:
-            log.warning("sink %s: newer rows of this job are there already; epoch %d was left out", self.sink, epoch)
         except Silent as error:
             raise self._not_written(epoch, error, safe="The epoch's rows may or may not be in the target.") from None
 
     def close(self) -> None:
         """Let go of the connection."""
+        self._voted = None
         self._target.forget()
 
     def _finish(self, epoch: Epoch, handles: tuple[Handle, ...]) -> None:
         mine = self.mark_of(epoch, handles)
-        layout = _layout(handles)
-        source: Iterator[Chunk] = iter(())
-        number = chunk = None
-        state = self._target.state()
+        voted, self._voted = self._voted, None
+        if voted is None or voted.handles != handles:
+            voted = Voted(handles, self._target.state(), [])
         while True:
+            state = voted.state
+            if self.is_there(state.mark, epoch, handles):
+                return
+            # Since the vote somebody may have emptied the target, or taken it.
+            self._check_not_behind(state.mark, epoch)
+            if state.part is not None:
+                self.is_there(state.part.mark, epoch, handles)
             try:
-                if self.is_there(state.mark, epoch, handles):
-                    return
-                # Since the vote somebody may have emptied the target, or taken it.
-                self._check_not_behind(state.mark, epoch)
-                if state.part is not None:
-                    self.is_there(state.part.mark, epoch, handles)
-                done = state.chunks_of(mine)
-                if number is None or done < number:
-                    source, number = self._chunks_again(layout, handles), -1
-                while number < done:
-                    chunk, number = next(source), number + 1
-                assert chunk is not None
-                after = state.whole(mine) if chunk.last else state.half_way(mine, done + 1)
-                state = self._target.apply(layout, chunk, state, after)
-                if not chunk.last:
-                    faults.reach("redis.chunk")
+                for step in self._target.apply(_layout(handles), self._steps(voted, mine)):
+                    if not step.chunk.last:
+                        faults.reach("redis.chunk")
             except Moved:
-                state = self._target.state()
+                voted = replace(voted, state=self._target.state())
+            else:
+                return
 
-    def _chunks_again(self, layout: Layout, handles: tuple[Handle, ...]) -> Iterator[Chunk]:
-        rows = [self.owner.staging.rows_again(handle) for handle in handles]
-        return chunks(layout, rows, self._target.largest)
+    def _steps(self, voted: Voted, mine: Mark) -> Iterator[Step]:
+        """The chunks that are not in yet."""
+        state = voted.state
+        done = state.chunks_of(mine)
+        rows = [self.owner.staging.rows_again(handle) for handle in voted.handles]
+        for number, chunk in enumerate(voted.chunks or chunks(_layout(voted.handles), rows, self._target.largest)):
+            if number >= done:
+                after = state.whole(mine) if chunk.last else state.half_way(mine, number + 1)
+                yield Step(chunk, state, after)
+                state = after
 
     def _write_chunk(self, layout: Layout, chunk: Chunk, state: State, mine: Mark) -> State:
         while True:
-            if any(found.version > mine.version for found in state.newest if not self._is_foreign(found)):
-                raise Moved
+            for found in state.newest:
+                if not self._is_foreign(found):
+                    self.is_next(found, Epoch(mine.epoch))
             try:
-                return self._target.apply(layout, chunk, state, state.written(mine))
+                [step] = self._target.apply(layout, [Step(chunk, state, state.written(mine))])
             except Moved:
                 state = self._target.state()
+            else:
+                return step.after
 
     def _unanswered(self, error: Silent) -> FencepostError:
         return Retryable(
@@ -216,6 +237,17 @@ class RedisSession(MarkedSession):
             next="See that the server works; the epoch runs again.",
             safe=safe,
         ).at(job=self.job, epoch=epoch, sink=self.sink)
+
+
+def _keeping(source: Iterable[Chunk], kept: list[Chunk]) -> Iterator[Chunk]:
+    """Keep them too, unless they are large."""
+    room = MOST_KEPT
+    for chunk in source:
+        room -= chunk.size
+        kept.append(chunk)
+        if room < 0:
+            kept.clear()
+        yield chunk
 
 
 def _layout(handles: tuple[Handle, ...]) -> Layout:

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fencepost.sinks.database import Silent
 from fencepost.sinks.marks import Mark
-from fencepost.sinks.sql import Silent
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,29 +6,42 @@ script ran.
 
 from __future__ import annotations
 
-import hashlib
 import uuid
-from collections.abc import Sequence
-from contextlib import suppress
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import redis
 from redis.backoff import NoBackoff
-from redis.exceptions import MovedError, NoPermissionError, NoScriptError, RedisError
+from redis.exceptions import MovedError, NoPermissionError, RedisError
 from redis.retry import Retry
 
 from fencepost.errors import TargetRefused
-from fencepost.sinks.redis import scripts
+from fencepost.sinks.database import RowsRefused, Silent
+from fencepost.sinks.redis import scripts, wire
 from fencepost.sinks.redis.chunks import Chunk
 from fencepost.sinks.redis.layout import Layout, tag_of
 from fencepost.sinks.redis.server import NoAccess, check_keeps, check_usable, explained
 from fencepost.sinks.redis.sink import Redis
 from fencepost.sinks.redis.state import State
-from fencepost.sinks.sql import RowsRefused, Silent
 
 SETTINGS = ("appendfsync", "no-appendfsync-on-rewrite", "proto-max-bulk-len")
 LARGEST = 512 * 1024 * 1024
 """Redis's own limit of a value, unless it is set otherwise."""
+
+
+Request = Iterable[bytes | memoryview]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A chunk, the mark that it builds on, and the one that it leaves."""
+
+    chunk: Chunk
+    before: State
+    after: State
 
 
 class Moved(Exception):
@@ -59,17 +72,43 @@ class Target:
         """What is there of us."""
         return State.read(self._run("HMGET", self.mark_key, *scripts.FIELDS))
 
-    def check(self, layout: Layout, chunk: Chunk) -> None:
-        """`RowsRefused` if a key would not take its row."""
-        rows = chunk.rows if layout.shape == "counter" else []
-        self._script(scripts.CHECK, chunk.keys, [_shape(layout), *rows])
+    def vote(self, layout: Layout, chunks: Iterable[Chunk], before: State, after: State) -> None:
+        """`RowsRefused` if a key would not take its row. The mark is written if all do, and `Moved` if it is another.
 
-    def apply(self, layout: Layout, chunk: Chunk | None, before: State, after: State) -> State:
-        """Rows and mark in one step, if the mark is still `before`; `Moved` if not. Without a chunk, the mark alone."""
-        chunk = chunk or Chunk(())
-        marks = [*before.texts, *after.texts]
-        self._script(scripts.APPLY, chunk.keys, [_shape(layout), *marks, len(chunk.names), *chunk.names, *chunk.rows])
-        return after
+        By a write it is known that memory, disk, role and rights allow one.
+        """
+        last: list[Chunk] = []
+
+        def requests() -> Iterator[Request]:
+            for chunk in chunks:
+                if chunk.last:
+                    last.append(chunk)
+                else:
+                    script = scripts.check(_shape(layout))
+                    yield self._script(script, chunk, wire.words(chunk.whole), _to_add(layout, chunk))
+
+        for _ in self._answered(requests()):
+            pass
+        for chunk in last:
+            script, facts = scripts.vote(_shape(layout)), wire.words(chunk.whole, *before.texts, *after.texts, 0)
+            for _ in self._answered([self._script(script, chunk, facts, _to_add(layout, chunk))]):
+                pass
+
+    def apply(self, layout: Layout, steps: Iterable[Step]) -> Iterator[Step]:
+        """Each chunk's rows and mark in one step, if the mark is still as it was before; `Moved` if not.
+
+        The next chunk is on its way while the server writes one. It expects the mark that the one before it leaves, so
+        that it does nothing if that one did nothing.
+        """
+        sent: deque[Step] = deque()
+
+        def requests() -> Iterator[Request]:
+            for step in steps:
+                sent.append(step)
+                yield self._apply(layout, step)
+
+        for _ in self._answered(requests()):
+            yield sent.popleft()
 
     def drop(self) -> None:
         """Throw the connection away. Must not raise."""
@@ -82,13 +121,53 @@ class Target:
         self.drop()
         self._identity = None
 
-    def _script(self, text: str, keys: Sequence[bytes], arguments: Sequence[Any]) -> None:
-        given = (len(keys) + 1, self.mark_key, *keys, *arguments)
+    def _apply(self, layout: Layout, step: Step) -> Request:
+        chunk, names = step.chunk, step.chunk.names
+        facts = wire.words(chunk.whole, *step.before.texts, *step.after.texts, len(names), *names)
+        whole = wire.columns([column.slice(0, chunk.whole) for column in chunk.columns])
+        gaps = wire.columns_with_gaps([column.slice(chunk.whole) for column in chunk.columns])
+        return self._script(scripts.apply(_shape(layout), len(names)), chunk, facts, whole, gaps)
+
+    def _script(self, text: bytes, chunk: Chunk, *arguments: wire.Words) -> Request:
+        """With its text: a server that was started again, or one that forgets scripts, would not know a name."""
+        head = wire.words("EVAL", text, 1 + len(chunk.keys), self.mark_key)
+        return wire.command(head, wire.columns([chunk.keys]), *arguments)
+
+    def _answered(self, requests: Iterable[Request]) -> Iterator[None]:
+        """Send one, then read the answer to the one before: what makes them and what answers them work side by side."""
+        connection: Any = None
+        unanswered = 0
         try:
-            answer = self._run("EVALSHA", hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest(), *given)
-        except NoScriptError:
-            answer = self._run("EVAL", text, *given)
-        word, *facts = (part.decode(errors="replace") for part in answer)
+            for request in requests:
+                connection = connection or self._connected().connection
+                unanswered += 1
+                with self._explaining():
+                    connection.send_packed_command(request)
+                if unanswered > 1:
+                    unanswered -= 1
+                    self._judge(connection)
+                    yield
+            if unanswered:
+                unanswered -= 1
+                self._judge(connection)
+                yield
+        except (Moved, RowsRefused):
+            with suppress(Silent):
+                for _ in range(unanswered):
+                    self._read(connection)
+            raise
+        except BaseException:
+            if unanswered:
+                # Its answer would be taken for that to the next command.
+                self.drop()
+            raise
+
+    def _read(self, connection: Any) -> Any:
+        with self._explaining():
+            return connection.read_response()
+
+    def _judge(self, connection: Any) -> None:
+        word, *facts = (part.decode(errors="replace") for part in self._read(connection))
         if word == "moved":
             raise Moved
         if word == "rights":
@@ -97,10 +176,14 @@ class Target:
             raise RowsRefused(_REFUSALS[word].format(shape=self._sink.shape, kind=facts[0] if facts else ""))
 
     def _run(self, *command: Any) -> Any:
-        try:
+        with self._explaining():
             return self._connected().execute_command(*command)
-        except NoScriptError:
-            raise
+
+    @contextmanager
+    def _explaining(self) -> Iterator[None]:
+        """After any error the connection is thrown away."""
+        try:
+            yield
         except (RedisError, OSError) as error:
             self.drop()
             raise explained(error) from None
@@ -152,6 +235,10 @@ class Target:
         self.largest = int((settings or {}).get("proto-max-bulk-len", LARGEST))
         if self._sink.durable is None:
             check_keeps(info, settings)
+
+
+def _to_add(layout: Layout, chunk: Chunk) -> wire.Words:
+    return wire.columns(chunk.columns) if layout.shape == "counter" else wire.words()
 
 
 def _shape(layout: Layout) -> str:
