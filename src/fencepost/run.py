@@ -87,7 +87,7 @@ class Run:
                 job=chosen.job,
                 store=store,
                 sinks=sinks,
-                schemas={name: branches.arrow_schema(frame) for name, frame in frames.items()},
+                schemas=_schemas(frames, chosen.job),
                 modes=modes,
                 guarantee=chosen.guarantee,
                 formats=formats,
@@ -173,6 +173,16 @@ class Run:
             if (fenced := self._driver.fenced()) is not None:
                 raise fenced from failed
             raise _from_spark(failed, self._driver.book.state.lineage.job) from failed
+
+
+def _schemas(frames: Mapping[str, Any], job: str) -> dict[str, Any]:
+    found = {}
+    for name, frame in frames.items():
+        try:
+            found[name] = branches.arrow_schema(frame)
+        except FencepostError as error:
+            raise error.at(job=job, sink=name) from None
+    return found
 
 
 def _formats(spark: Any, frames: Mapping[str, Any], log: SparkLog, chosen: Settings) -> Mapping[str, str]:

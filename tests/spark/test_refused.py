@@ -353,3 +353,14 @@ def test_a_folder_that_may_not_be_written(open_to_all: Path, read_only: str | No
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent / "helpers")}
     child = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert (0, said, "") == (child.returncode, child.stdout.strip(), child.stderr)
+
+
+@pytest.mark.parametrize(
+    "expression", ["parse_json('1')", "array(INTERVAL '1' YEAR)", "named_struct('v', parse_json('1'))"]
+)
+def test_a_column_that_no_sink_can_be_given_is_refused_with_its_name(spark: Any, place: Place, expression: str) -> None:
+    job = place.job(spark)
+    job.write(words(spark, place).selectExpr("word AS variant", f"{expression} AS odd"), lines(place))
+    text = refused(BadConfig, "unsupported_type", job.start, sink="sqlite:lines")
+    assert "'odd'" in text
+    assert nothing_began(place)

@@ -26,6 +26,10 @@ class Silent(Exception):
     """The target does not answer now: locked, full, unreachable. Says nothing about what it holds."""
 
 
+class Denied(Silent):
+    """The target refused the login, or has no such database: asking again will not help."""
+
+
 class Conflict(Silent):
     """The target ended our transaction for the sake of another one (a deadlock): trying again is right."""
 

@@ -15,7 +15,15 @@ import pyarrow.compute as pc
 
 from fencepost.errors import BadConfig, FencepostError, Retryable, TargetRefused
 from fencepost.sinks.contract import HOW_TO_TAKE, Capabilities, OutputMode
-from fencepost.sinks.database import EPOCH_TABLE, TARGET_TABLE, Database, RowsRefused, Silent
+from fencepost.sinks.database import (
+    EPOCH_TABLE,
+    TARGET_TABLE,
+    Database,
+    Denied,
+    NotAllowed,
+    RowsRefused,
+    Silent,
+)
 from fencepost.sinks.sql import SqlSession, alone
 
 TableMode = Literal["append", "upsert", "replace"]
@@ -245,6 +253,12 @@ class TableSession(SqlSession):
         return TargetRefused(code, what, next=next_, safe="Safe: nothing was written.").at(job=self.job, sink=self.sink)
 
     def _unusable(self, error: Exception) -> FencepostError:
+        what = f"The target cannot be used: {error}."
+        if isinstance(error, Denied):
+            return self.refused("target_unusable", what, "Mend user, password or database, then start the job again.")
+        if isinstance(error, NotAllowed):
+            next_ = "Grant it: role.sql and role_without_create.sql beside the sink's module have what a job needs."
+            return self.refused("target_unusable", what, next_)
         if isinstance(error, Silent):
             return Retryable(
                 "target_silent",
@@ -253,4 +267,4 @@ class TableSession(SqlSession):
                 "again.",
                 safe="Safe: nothing was written.",
             ).at(job=self.job, sink=self.sink)
-        return self.refused("target_unusable", f"The target cannot be used: {error}.", "Mend it, or name another.")
+        return self.refused("target_unusable", what, "Mend it, or name another.")

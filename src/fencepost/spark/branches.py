@@ -7,13 +7,14 @@ __fencepost_sink | raw: struct<…> | counts: struct<…>
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import reduce
 from inspect import signature
 from typing import Any
 
 import pyarrow as pa
 
+from fencepost.errors import BadConfig
 from fencepost.rows import TAG
 
 
@@ -39,13 +40,40 @@ def union(frames: Mapping[str, Any]) -> Any:
     return reduce(lambda left, right: left.unionAll(right), parts)
 
 
+UNSUPPORTED = {
+    "variant": "its JSON text, to_json(…),",
+    "interval year": "the number of months",
+    "interval month": "the number of months",
+}
+"""Spark's types without an Arrow type that says what they are, by how their names begin, and what to write instead."""
+
+
 def arrow_schema(frame: Any) -> pa.Schema:
     """The columns that a sink will be given."""
     from pyspark.sql.pandas.types import to_arrow_schema  # noqa: PLC0415 - as above
 
     # Spark 4.2 says UTC by itself, 4.3 wants to be told; the JVM writes UTC in both.
     zone: dict[str, Any] = {"timezone": "UTC"} if "timezone" in signature(to_arrow_schema).parameters else {}
+    for field in frame.schema:
+        for kind in _scalars(field.dataType):
+            for name, instead in UNSUPPORTED.items():
+                if kind.startswith(name):
+                    raise BadConfig(
+                        "unsupported_type",
+                        f"Column {field.name!r} has Spark's type {kind}, which no sink can be given as it is.",
+                        next=f"Give {instead} instead.",
+                    )
     return to_arrow_schema(frame.schema, **zone)
+
+
+def _scalars(kind: Any) -> Iterator[str]:
+    """The names of the types that a type is made of."""
+    inner = [field.dataType for field in getattr(kind, "fields", ())]
+    inner += [getattr(kind, part) for part in ("elementType", "keyType", "valueType") if hasattr(kind, part)]
+    if not inner:
+        yield kind.simpleString()
+    for part in inner:
+        yield from _scalars(part)
 
 
 def quoted(column: str) -> str:

@@ -16,7 +16,7 @@ from fencepost.protocol.records import Epoch, Handle, WriterNumber
 from fencepost.prove.rig.kafka import Broker
 from fencepost.sinks.contract import UNIT, UNIT_FACTS, Attempt
 from fencepost.sinks.kafka import parallel
-from fencepost.testing import LINEAGE, Driver
+from fencepost.testing.driver import LINEAGE, Driver
 
 Start = Callable[..., Driver]
 

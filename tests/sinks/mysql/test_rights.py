@@ -124,7 +124,7 @@ class TestRights:
         app = weak
         app.run("CREATE USER none@'127.0.0.1' IDENTIFIED BY 'test'")
         for settings in ({"user": "none"}, {"password": "wrong"}, {"database": "nowhere"}):
-            with pytest.raises(Retryable, match="target_silent"):
+            with pytest.raises(TargetRefused, match="target_unusable"):
                 app.started(app.sink(**settings), WORDS)
         app.run("DROP USER none@'127.0.0.1'")
 

@@ -34,7 +34,8 @@ class MySQLTask(TaskWriter):
             there = columns_of(server.run, self.table)
             known = {column.name for column in there}
             if missing := [column for column in schema.names if column not in known]:
-                raise RowsRefused(f"table {self.table!r} has no column {missing[0]!r} (any more)")
+                what = f"has no column {missing[0]!r} (any more)" if there else "is gone"
+                raise RowsRefused(f"table {self.table!r} {what}")
             server.change(stage_table(quoted(table), there, schema.names, temporary=False))
             server.look()
             try:

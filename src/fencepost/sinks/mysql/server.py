@@ -17,7 +17,7 @@ from typing import Any
 import pymysql
 
 from fencepost.sinks.contract import Owner
-from fencepost.sinks.database import EPOCH_TABLE, TARGET_TABLE, Database, RowsRefused, Silent
+from fencepost.sinks.database import EPOCH_TABLE, TARGET_TABLE, Database, Denied, NotAllowed, RowsRefused, Silent
 from fencepost.sinks.marks import Mark
 from fencepost.sinks.mysql.catalogue import engine_of
 from fencepost.sinks.mysql.connection import Address, Connection, connect
@@ -71,7 +71,9 @@ class Server(Database):
             except (Silent, RowsRefused) as error:
                 self.drop()
                 if not may_be_stale:  # else the server ended the session since, which is no reason to fail an epoch
-                    raise Silent(str(error)) from None
+                    if isinstance(error, Silent):
+                        raise
+                    raise (Denied if isinstance(error, NotAllowed) else Silent)(str(error)) from None
             else:
                 break
         self._began, self._changed, self._locks = True, False, locks

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import pymysql
 
-from fencepost.sinks.database import Conflict, NotAllowed, RowsRefused, Silent
+from fencepost.sinks.database import Conflict, Denied, NotAllowed, RowsRefused, Silent
 from fencepost.sinks.mysql.names import quoted
 
 
@@ -37,6 +37,8 @@ def meaning(code: int, text: str, columns: Sequence[str] = ()) -> Exception:
     """Ours, for an error or a warning of the server."""
     if code in _CONFLICTS:
         return Conflict("it ended our transaction for the sake of another one")
+    if code in _DENIED:
+        return Denied(_DENIED[code])
     if code in _SILENT or code == 0 or 2000 <= code < 3000:
         return Silent(_SILENT.get(code, "the connection was lost or could not be made"))
     named = _column_in(text, columns) or _constraint_in(text)
@@ -68,6 +70,7 @@ _CONSTRAINTS = (
 _CONFLICTS = {1020, 1213, 1412, 1614}
 _RIGHTS = {1044, 1142, 1143, 1227, 1370}
 _LACKS, _LOGIN = "this user lacks a right", "it refused the login"
+_DENIED = {1045: _LOGIN, 1698: _LOGIN, 1049: "there is no such database"}
 _FULL, _READ_ONLY, _ENDING = "its disk is full", "it is read-only (a replica?)", "it is shutting down"
 _BUSY, _ENDED = "it has too many connections", "it ended the statement or the session"
 _SILENT = {

@@ -33,7 +33,8 @@ class PostgresTask(TaskWriter):
             there = columns_of(server.run, str(name))
             known = {column.name for column in there}
             if missing := [column for column in schema.names if column not in known]:
-                raise RowsRefused(f"table {self.table!r} has no column {missing[0]!r} (any more)")
+                what = f"has no column {missing[0]!r} (any more)" if there else "is gone"
+                raise RowsRefused(f"table {self.table!r} {what}")
             server.run(loading.stage_statement(stage, str(name), schema.names))
             with server.copy(loading.copy_statement(stage, [*schema.names, PLACE]), schema.names) as copy:
                 for text in loading.texts(batches, there, numbered=True):

@@ -79,8 +79,8 @@ class Server(Database):
             except (Silent, RowsRefused) as error:
                 self.drop()
                 if not may_be_stale:  # else the server was started again since, which is no reason to fail an epoch
-                    read_only = isinstance(error, RowsRefused)  # a standby does not know READ WRITE
-                    raise Silent(READ_ONLY if read_only else str(error)) from None
+                    # A standby does not know READ WRITE.
+                    raise (error if isinstance(error, Silent) else Silent(READ_ONLY)) from None
             else:
                 break
         self._locks = locks

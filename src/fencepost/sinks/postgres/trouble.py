@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import psycopg
 from psycopg import errors
 
-from fencepost.sinks.database import Conflict, NotAllowed, RowsRefused, Silent
+from fencepost.sinks.database import Conflict, Denied, NotAllowed, RowsRefused, Silent
 from fencepost.sinks.postgres.names import quoted
 
 
@@ -33,6 +33,8 @@ def _explained(error: psycopg.Error, columns: Sequence[str]) -> Exception:
     state = error.sqlstate or ""
     if state in {"40001", "40P01"}:
         return Conflict(words(error))
+    if not state and any(words in str(error) for words in _DENIED):
+        return Denied("it refused the login, or has no such database")
     if not state or state[:2] in {"08", "25", "53", "57", "58", "XX"} or state == "55P03":
         return Silent(_SILENT.get(state) or _SILENT.get(state[:2]) or f"it failed ({words(error)})")
     if state == "21000":
@@ -69,6 +71,15 @@ def _column_of_copy(error: psycopg.Error, columns: Sequence[str]) -> str | None:
     return found[1] if found and found[1] in columns else None
 
 
+_DENIED = (
+    "authentication failed",
+    "no password supplied",
+    "does not exist",
+    "no pg_hba.conf entry",
+    "permission denied",
+)
+"""What libpq says when it could connect and was sent away; it has no code for it. A server that speaks another language
+is taken for a silent one."""
 _REFUSED = {
     "42501": "this user lacks a right",
     "42P01": "it is gone, or another table that it needs",
