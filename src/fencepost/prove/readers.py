@@ -66,12 +66,13 @@ def in_redis(where: str, columns: str) -> list[Row]:
 
 def in_cassandra(where: str, columns: str) -> list[Row]:
     """By the driver, which is the only client there is; a cluster is dear to connect to, so it is kept."""
-    from cassandra.cluster import Cluster  # noqa: PLC0415 - only where there is a server
+    from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile  # noqa: PLC0415 - only where needed
     from cassandra.policies import RoundRobinPolicy  # noqa: PLC0415 - as above
 
     port, _, table = where.partition("/")
     if port not in _sessions:
-        cluster = Cluster(["127.0.0.1"], port=int(port), protocol_version=5, load_balancing_policy=RoundRobinPolicy())
+        profiles = {EXEC_PROFILE_DEFAULT: ExecutionProfile(RoundRobinPolicy())}
+        cluster = Cluster(["127.0.0.1"], port=int(port), protocol_version=5, execution_profiles=profiles)
         _sessions[port] = cluster.connect()
     statement = f"SELECT {columns} FROM {table}"  # noqa: S608 - ours
     return [tuple(row) for row in _sessions[port].execute(statement, timeout=20)]

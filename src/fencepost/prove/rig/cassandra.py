@@ -26,11 +26,15 @@ class Cassandra(Server):
 
     def run(self, cql: str) -> list[Any]:
         """One statement, by a client of its own."""
-        from cassandra.cluster import Cluster  # noqa: PLC0415 - loading it takes a moment
+        from cassandra.cluster import (  # noqa: PLC0415 - loading it takes a moment
+            EXEC_PROFILE_DEFAULT,
+            Cluster,
+            ExecutionProfile,
+        )
         from cassandra.policies import RoundRobinPolicy  # noqa: PLC0415 - as above
 
-        one = RoundRobinPolicy()
-        with Cluster([HOST], port=self.port, protocol_version=5, load_balancing_policy=one) as cluster:
+        profiles = {EXEC_PROFILE_DEFAULT: ExecutionProfile(RoundRobinPolicy())}
+        with Cluster([HOST], port=self.port, protocol_version=5, execution_profiles=profiles) as cluster:
             return list(cluster.connect().execute(cql, timeout=30))
 
     def _initialise(self, data: Path) -> None:
