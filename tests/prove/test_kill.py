@@ -21,7 +21,7 @@ from fencepost.prove.targets import BROKER, CASSANDRA, MARIADB, POSTGRES, REDIS,
 
 SPECIAL = ("hasty", "naked")
 """Targets of single tests."""
-SETS = [*((name,) for name in TARGETS if name not in SPECIAL), ("box", "sqlite", "files"), ("kafka", "sqlite")]
+SETS = [*((name,) for name in TARGETS if name not in SPECIAL), ("box", "sqlite", "files")]
 
 
 def of_mariadb(server: MariaDB) -> str:
@@ -38,7 +38,7 @@ def of_cassandra(server: Cassandra) -> str:
 
 SERVERS: tuple[tuple[set[str], str, str, Callable[[Any], str]], ...] = (
     ({"kafka", "hasty"}, BROKER, "broker", lambda server: server.servers),
-    ({"postgres", "postgres_keyed"}, POSTGRES, "postgres", lambda server: server.dsn),
+    ({"postgres"}, POSTGRES, "postgres", lambda server: server.dsn),
     ({"mysql"}, MARIADB, "mariadb", of_mariadb),
     ({"redis"}, REDIS, "redis_server", lambda server: server.url),
     ({"cassandra"}, CASSANDRA, "cassandra", of_cassandra),

@@ -46,10 +46,8 @@ def test_kills_around_the_decision_lose_and_double_nothing(tmp_path: Path, broke
         "kafka.flushed=kill@2",  # open transactions of the driver and of the tasks, undecided
         "recover.orphans.after=kill",
         "decide.after=kill",
-        "recover.takeover.after=kill",  # with a decision open
         "kafka.ending=kill@2",  # recovery ended one of its transactions by name, and dies before the next
         "commit.before=kill@4",  # 1 and 2 are recovery's own; 4 is between the two sinks of the first new epoch
-        "complete.before=kill",
     ):
         scene.feed(1)
         if scene.run(fault) != KILLED:

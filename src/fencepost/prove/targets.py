@@ -134,7 +134,7 @@ def once(folder: Path, what: str, make: Callable[[], object]) -> None:
         made.touch()
 
 
-def postgres(folder: Path, name: str, **settings: Any) -> Postgres:
+def postgres(folder: Path) -> Postgres:
     """A table in a schema of the folder's own."""
     import psycopg  # noqa: PLC0415 - only where there is a server
 
@@ -145,7 +145,7 @@ def postgres(folder: Path, name: str, **settings: Any) -> Postgres:
             connection.execute(f"CREATE SCHEMA IF NOT EXISTS {schema}".encode())
 
     once(folder, "schema", make)
-    return Postgres(f"{schema}.sums", dsn=dsn, name=name, **settings)
+    return Postgres(f"{schema}.sums", dsn=dsn, name="postgres")
 
 
 def mysql(folder: Path) -> MySQL:
@@ -225,11 +225,7 @@ TARGETS: Mapping[str, Target] = {
         lambda folder: f"kafka:{os.environ[BROKER]}/{topic_of(folder, 'kafka')}",
     ),
     "postgres": Target(
-        lambda folder: postgres(folder, "postgres"),
-        lambda folder: f"postgres:{os.environ[POSTGRES]} table={place_in(folder)}.sums",
-    ),
-    "postgres_keyed": Target(
-        lambda folder: postgres(folder, "postgres_keyed", key="id"),
+        postgres,
         lambda folder: f"postgres:{os.environ[POSTGRES]} table={place_in(folder)}.sums",
     ),
     "mysql": Target(
