@@ -13,10 +13,10 @@ import logging
 import uuid
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Literal, NamedTuple, Self
+from typing import Literal, NamedTuple, Protocol, Self, TypeVar
 
 import pyarrow as pa
 
@@ -30,6 +30,7 @@ from fencepost.sinks.marks import Mark
 from fencepost.sinks.sql import alone
 from fencepost.sinks.tables import TableSession, refuse_null_keys
 from fencepost.sinks.units import RowsOfUnit, end_of, ends_in, rows_in
+from fencepost.sinks.values import as_column_type
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +72,54 @@ class StagedName(NamedTuple):
 def owner_of(job: str, sink: str) -> str:
     """Job and sink, as a sum."""
     return f"{zlib.crc32(f'{job}/{sink}'.encode()):08x}"
+
+
+class TableColumn(Protocol):
+    """What is asked of a column of a table that is there, whatever the database."""
+
+    @property
+    def name(self) -> str:
+        """Case and all."""
+
+    @property
+    def shown(self) -> str:
+        """Its type, as a person writes it."""
+
+    @property
+    def required(self) -> bool:
+        """NOT NULL without a default."""
+
+    @property
+    def generated(self) -> bool:
+        """The database fills it."""
+
+
+Kind = TypeVar("Kind", bound=TableColumn)
+
+
+def misfits_of(schema: pa.Schema, there: Sequence[Kind], fits: Callable[[pa.DataType, Kind], bool]) -> list[str]:
+    """Everything in which a table does not fit the rows, in words; `fits` tells whether a column keeps every value."""
+    by_name = {column.name: column for column in there}
+    problems = []
+    for item in schema:
+        column = by_name.get(item.name)
+        kind = as_column_type(item.type)
+        if column is None:
+            near = next((name for name in by_name if name.lower() == item.name.lower()), None)
+            problems.append(f"column {item.name!r} is missing" + (f" (there is {near!r})" if near else ""))
+        elif column.generated:
+            problems.append(f"column {item.name!r} is generated and cannot be written")
+        elif not fits(kind, column):
+            problems.append(f"column {item.name!r} is {column.shown}, which cannot hold every {kind}")
+    twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
+    problems += [f"column {name!r} comes twice" for name in twice]
+    problems += [f"column {name!r} has the name of one of ours" for name in schema.names if name.lower() == PLACE]
+    problems += [
+        f"column {column.name!r} is NOT NULL without a default, and the DataFrame does not have it"
+        for column in there
+        if column.required and not column.generated and column.name not in schema.names
+    ]
+    return problems
 
 
 @dataclass(frozen=True)

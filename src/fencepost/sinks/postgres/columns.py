@@ -11,7 +11,7 @@ from pyarrow import types
 
 from fencepost.sinks.bulk_text import POSTGRES, Text, Unwritable
 from fencepost.sinks.postgres.names import quoted
-from fencepost.sinks.staged import PLACE
+from fencepost.sinks.staged import misfits_of
 from fencepost.sinks.values import as_column_type, is_bytes, is_text
 
 
@@ -34,27 +34,7 @@ class Column:
 
 def misfits(schema: pa.Schema, there: list[Column]) -> list[str]:
     """Everything in which a table does not fit the rows, in words."""
-    by_name = {column.name: column for column in there}
-    problems = []
-    for item in schema:
-        column = by_name.get(item.name)
-        kind = as_column_type(item.type)
-        if column is None:
-            near = next((name for name in by_name if name.lower() == item.name.lower()), None)
-            problems.append(f"column {item.name!r} is missing" + (f" (there is {near!r})" if near else ""))
-        elif column.generated:
-            problems.append(f"column {item.name!r} is generated and cannot be written")
-        elif not fits(kind, column):
-            problems.append(f"column {item.name!r} is {column.shown}, which cannot hold every {kind}")
-    twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
-    problems += [f"column {name!r} comes twice" for name in twice]
-    problems += [f"column {name!r} has the name of one of ours" for name in schema.names if name == PLACE]
-    problems += [
-        f"column {column.name!r} is NOT NULL without a default, and the DataFrame does not have it"
-        for column in there
-        if column.required and column.name not in schema.names
-    ]
-    return problems
+    return misfits_of(schema, there, fits)
 
 
 def declared(kind: pa.DataType) -> str:
