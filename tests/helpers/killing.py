@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import faulthandler
+import gc
 import os
 import signal
 import subprocess
@@ -22,7 +24,8 @@ NUMBERS = tuple(range(1, 24, 2))
 PER_EPOCH = 4
 FENCED = 3
 FAILED = 4
-PATIENCE_S = 30
+PATIENCE_S = 120
+"""More than the product's own: a child that waits for a slow server ends by itself, and says why."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,8 @@ class Scene:
         pid = os.fork()
         if pid:
             return pid
+        gc.freeze()  # the parent's clients: their threads are not here, so to collect one would wait for ever
+        faulthandler.register(signal.SIGUSR1)
         code = FAILED
         try:
             environment = {faults.ARM: fault}
@@ -108,6 +113,8 @@ def wait(pid: int) -> int:
         if found:
             return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
         time.sleep(0.002)
+    os.kill(pid, signal.SIGUSR1)  # where it hangs: it prints its stacks
+    time.sleep(1)
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     raise AssertionError("the child did not end")
