@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from fencepost import checkpoints
+from fencepost.checkpoints.reader import read
 from fencepost.cli import tx_view as view
 from fencepost.cli.tx_cluster import UNTOUCHED, Cluster, ask, no_servers
 from fencepost.cli.tx_rules import known_anyway, may_abort, may_commit, no_checkpoint, not_open, out_of_turn
@@ -222,7 +222,7 @@ def _from_ledgers(paths: tuple[Path, ...]) -> list[Row]:
 
 
 def _read(paths: tuple[Path, ...]) -> list[Ledger]:
-    found = [Ledger(str(path.absolute()), checkpoints.read(path)) for path in paths]
+    found = [Ledger(str(path.absolute()), read(path)) for path in paths]
     inventory.check_distinct(found)
     return found
 
