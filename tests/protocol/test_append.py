@@ -64,7 +64,7 @@ def test_a_driver_whose_number_is_taken_is_fenced() -> None:
     old = store.driver("old")
     store.driver("new")
     with pytest.raises(Fenced, match="replaced by writer 2"):
-        store.run(append(old, Sealed("x"), "seal"))
+        store.run(append(old, Sealed("x", Epoch(0), "again"), "seal"))
     assert [0, 1, 2] == sorted(store.records)
 
 
@@ -74,7 +74,7 @@ def test_a_record_in_a_hole_that_retention_left_fences_its_driver() -> None:
     store.driver("new")
     store.driver("newer")
     del store.records[2]
-    assert not store.run(try_append(old, Sealed("x"), "seal"))
+    assert not store.run(try_append(old, Sealed("x", Epoch(0), "again"), "seal"))
     assert Number(1) == old.state.last
 
 
@@ -82,14 +82,14 @@ def test_a_number_whose_predecessor_is_gone_fences_its_driver() -> None:
     store = Store()
     old = store.driver("old")
     del store.records[1]
-    assert not store.run(try_append(old, Sealed("x"), "seal"))
+    assert not store.run(try_append(old, Sealed("x", Epoch(0), "again"), "seal"))
 
 
 def test_a_number_that_was_taken_and_retired_again_fences_its_driver() -> None:
     store = Store()
     old = store.driver("old")
     store.answers = [(False, e.Created.TAKEN)]
-    assert not store.run(try_append(old, Sealed("x"), "seal"))
+    assert not store.run(try_append(old, Sealed("x", Epoch(0), "again"), "seal"))
 
 
 @pytest.mark.parametrize("done", [True, False], ids=["and it was done", "and it was not done"])
@@ -97,7 +97,7 @@ def test_no_answer_is_settled_by_reading(done: bool) -> None:
     store = Store()
     book = store.driver("only")
     store.answers = [(done, e.Created.UNKNOWN)]
-    store.run(append(book, Sealed("x"), "seal"))
+    store.run(append(book, Sealed("x", Epoch(0), "again"), "seal"))
     assert book.state.sealed
     assert [0, 1, 2] == sorted(store.records)
 
@@ -108,7 +108,7 @@ def test_no_answer_and_a_foreign_record_fences() -> None:
     store.driver("new")
     store.answers = [(False, e.Created.UNKNOWN)]
     with pytest.raises(Fenced):
-        store.run(append(old, Sealed("x"), "seal"))
+        store.run(append(old, Sealed("x", Epoch(0), "again"), "seal"))
 
 
 def test_the_first_record_is_asked_for_until_there_is_an_answer() -> None:

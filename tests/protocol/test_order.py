@@ -16,7 +16,6 @@ from fencepost.protocol.records import (
     Number,
     Record,
     Redo,
-    Savepoint,
     Sealed,
     Void,
     Writer,
@@ -76,7 +75,7 @@ STATES = {
     "1 void": ledger(WRITER, decision(0), decision(1), Void(Epoch(1), Number(3), ())),
     "1 done": ledger(WRITER, decision(0), decision(1), Done(Epoch(1))),
     "0 open, taken over": ledger(WRITER, decision(0), WRITER),
-    "sealed": ledger(WRITER, decision(0), Done(Epoch(0)), Sealed("restored")),
+    "sealed": ledger(WRITER, decision(0), Done(Epoch(0)), Sealed("next", Epoch(0), "quiet")),
 }
 BODIES: dict[str, Body] = {
     "lineage": Lineage("job", "exactly_once", Epoch(0), {}, {}),
@@ -93,9 +92,7 @@ BODIES: dict[str, Body] = {
     "void 1": Void(Epoch(1), Number(3), ()),
     "done 0": Done(Epoch(0)),
     "done 1": Done(Epoch(1)),
-    "savepoint 0": Savepoint("s", Epoch(0), "", ""),
-    "savepoint 1": Savepoint("s", Epoch(1), "", ""),
-    "sealed": Sealed("restored"),
+    "sealed": Sealed("next", Epoch(0), "quiet"),
     "claim 0": Claim(Epoch(0), ""),
 }
 LEGAL: dict[str, set[str]] = {
@@ -104,10 +101,10 @@ LEGAL: dict[str, set[str]] = {
     "0 open": {"writer", "decision 1", "redo 0", "void 0", "done 0"},
     "0 redone": {"writer", "decision 1", "redo 0", "void 0", "done 0"},
     "0 void": {"writer", "decision 0", "sealed"},
-    "0 done": {"writer", "decision 1", "savepoint 0", "sealed"},
-    "1 open": {"writer", "decision 2", "redo 1", "void 1", "done 1", "savepoint 0"},
-    "1 void": {"writer", "decision 1", "savepoint 0", "sealed"},
-    "1 done": {"writer", "decision 2", "savepoint 0", "savepoint 1", "sealed"},
+    "0 done": {"writer", "decision 1", "sealed"},
+    "1 open": {"writer", "decision 2", "redo 1", "void 1", "done 1"},
+    "1 void": {"writer", "decision 1", "sealed"},
+    "1 done": {"writer", "decision 2", "sealed"},
     "0 open, taken over": {"writer", "decision 1", "redo 0", "void 0", "done 0"},
     "sealed": set(),
 }

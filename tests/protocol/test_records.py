@@ -19,7 +19,6 @@ from fencepost.protocol.records import (
     Number,
     Record,
     Redo,
-    Savepoint,
     Sealed,
     SinkRecord,
     Void,
@@ -39,8 +38,7 @@ BODIES: tuple[Body, ...] = (
     Redo(Epoch(1), Number(2), ("h-0",), (HANDLE,)),
     Void(Epoch(1), Number(2), ("h-0",)),
     Done(Epoch(1)),
-    Savepoint("before", Epoch(1), "/copies/1", "ef"),
-    Sealed("restored", None),
+    Sealed("next", Epoch(1), "quiet"),
 )
 
 

@@ -5,7 +5,7 @@ Never acts on a record that is not proven to be the newest of the live ledger.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -20,6 +20,7 @@ from fencepost.protocol.records import (
     Lineage,
     Number,
     Record,
+    SinkRecord,
     Writer,
     WriterNumber,
     decode,
@@ -42,6 +43,10 @@ class Book:
     """The newest epoch whose decision we have begun to append: from then on it may be decided, whatever fails."""
     older: tuple[WriterNumber, ...] = ()
     """Writers before this one, as far as the ledger remembers them; the last of them always."""
+    sinks: Mapping[str, SinkRecord] | None = None
+    """The sinks that decisions from now on name; None: number 0 has them."""
+    fresh: frozenset[str] = frozenset()
+    """Sinks whose target is another one than that of the newest decision: it holds nothing yet."""
 
     @property
     def where(self) -> Where:

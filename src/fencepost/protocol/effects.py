@@ -82,6 +82,33 @@ class NameLineage(Effect[str]):
 
 
 @dataclass(frozen=True, slots=True)
+class SwitchLineage(Effect[None]):
+    """Let Spark's `metadata` name the lineage that goes on after a sealed one, durably; if it still names that one."""
+
+    sealed: str
+    lineage: str
+
+
+@dataclass(frozen=True, slots=True)
+class Repartition(Effect["Repartitioned"]):
+    """Let Spark spread the state of an epoch over so many partitions, in a copy of the checkpoint.
+
+    The new state files are in the checkpoint afterwards, under names that nobody uses; its log is not touched.
+    """
+
+    epoch: Epoch
+    partitions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Repartitioned:
+    """What Spark wrote for the epoch without input that this is."""
+
+    offsets: str
+    snapshot: str
+
+
+@dataclass(frozen=True, slots=True)
 class Names(Effect[tuple[int, ...]]):
     """The numbers present in a lineage's ledger, rising."""
 
@@ -193,6 +220,8 @@ class OpenSinks(Effect[None]):
     """By sink, the newest epoch that its target must hold."""
     older: tuple[WriterNumber, ...] = ()
     """Writers before this one."""
+    ancestors: tuple[str, ...] = ()
+    """Sealed lineages before this one."""
 
 
 @dataclass(frozen=True, slots=True)

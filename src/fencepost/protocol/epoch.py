@@ -50,11 +50,14 @@ def run_epoch(book: Book, epoch: Epoch, sinks: Iterable[SinkFacts]) -> Step[None
     """Carry one epoch from the barrier to the sinks (exactly_once)."""
     order = in_commit_order(sinks)
     offsets = yield from barrier(book, epoch)
-    handles = yield from ask(PreCommit("precommit", epoch))
-    yield from vote(book, order, epoch, handles)
+    handles: tuple[Handle, ...] = ()
+    quiet = book.state.quiet_offsets(epoch) is not None
+    if not quiet:
+        handles = yield from ask(PreCommit("precommit", epoch))
+        yield from vote(book, order, epoch, handles)
     before = book.state.newest.offsets if book.state.newest else None
     snapshot = yield from ask(TakeSnapshot("snapshot", epoch, before, offsets))
-    yield from decide(book, epoch, offsets, handles, snapshot)
+    yield from decide(book, epoch, offsets, handles, snapshot, "quiet" if quiet else "data")
     # ----- the point of no return is behind us: from here the epoch is finished, by us or by recovery -----
     gone = yield from commit_open(book, order)
     if gone:
@@ -87,7 +90,16 @@ def barrier(book: Book, epoch: Epoch) -> Step[str]:
                     where=book.where,
                     next="Start the job again: recovery rewrites Spark's log from the ledger.",
                 ).at(epoch=epoch)
-    return (yield from _range_of(book, epoch))
+    offsets = yield from _range_of(book, epoch)
+    quiet = state.quiet_offsets(epoch)
+    if quiet is not None and positions(offsets) != positions(quiet):
+        raise RecoveryNeeded(
+            "not_the_quiet_range",
+            "The rows of this epoch are in the targets already, for another range than Spark has begun it with.",
+            where=book.where,
+            next="Start the job again: recovery gives Spark the range.",
+        ).at(epoch=epoch)
+    return offsets
 
 
 def vote(book: Book, order: tuple[SinkFacts, ...], epoch: Epoch, handles: tuple[Handle, ...]) -> Step[None]:
@@ -104,11 +116,14 @@ def vote(book: Book, order: tuple[SinkFacts, ...], epoch: Epoch, handles: tuple[
             ).at(epoch=epoch, sink=sink.name)
 
 
-def decide(book: Book, epoch: Epoch, offsets: str, handles: tuple[Handle, ...], snapshot: Snapshot) -> Step[None]:
+def decide(  # noqa: PLR0917 - all that a decision says
+    book: Book, epoch: Epoch, offsets: str, handles: tuple[Handle, ...], snapshot: Snapshot, cause: str = "data"
+) -> Step[None]:
     """THE POINT OF NO RETURN: one durable, exclusive record.
 
     It also says that the epoch before is done, so an epoch costs one record, not two.
     """
+    held = book.state.newest.held_after if book.state.newest else {}
     body = Decision(
         epoch=epoch,
         offsets=offsets,
@@ -118,10 +133,13 @@ def decide(book: Book, epoch: Epoch, offsets: str, handles: tuple[Handle, ...], 
         handles=handles,
         snapshot=snapshot.text,
         sources=snapshot.sources,
-        held=book.state.newest.held_after if book.state.newest else {},
+        cause=cause,
+        held={name: newest for name, newest in held.items() if name not in book.fresh},
+        sinks=book.sinks,
     )
     book.deciding = epoch
     yield from append(book, body, "decide")
+    book.fresh = frozenset()
 
 
 def commit_open(book: Book, order: tuple[SinkFacts, ...]) -> Step[tuple[Handle, ...]]:

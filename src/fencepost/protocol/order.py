@@ -23,13 +23,14 @@ from fencepost.protocol.records import (
     Number,
     Record,
     Redo,
-    Savepoint,
     Sealed,
+    SinkRecord,
     Void,
     Writer,
     WriterNumber,
     digest,
     encode,
+    positions,
 )
 
 
@@ -59,10 +60,9 @@ class State:
     """Decisions that are not void, oldest first, as far as they are retained."""
     claims: tuple[tuple[Number, Claim], ...] = ()
     writers: tuple[Number, ...] = ()
-    pins: tuple[Number, ...] = ()
     voided: Epoch | None = None
     """The epoch whose decision was taken back and which was not decided again yet."""
-    sealed: bool = False
+    sealed: Sealed | None = None
     oldest: Number = Number(1)
     driver: Writer | None = None
     """Who the latest writer is, for people; None if its record was retired."""
@@ -83,6 +83,17 @@ class State:
     def next_epoch(self) -> Epoch:
         """The epoch that may be decided next."""
         return Epoch((self.open.epoch if self.open else self.done_through) + 1)
+
+    @property
+    def sinks(self) -> Mapping[str, SinkRecord]:
+        """What the targets are; none if the first driver of this lineage is to say."""
+        declared = self.newest.sinks if self.newest else None
+        return self.lineage.sinks if declared is None else declared
+
+    def quiet_offsets(self, epoch: Epoch) -> str | None:
+        """The range of an epoch that runs for its state only, because its rows are in the targets; else None."""
+        place = epoch - self.lineage.first_epoch - 1
+        return self.lineage.quiet[place] if 0 <= place < len(self.lineage.quiet) else None
 
 
 Condition = Callable[[State, Record], bool]
@@ -147,10 +158,11 @@ def claims_in_turn(state: State, record: Record) -> bool:
     return state.lineage.guarantee == "at_most_once" and record.body.epoch == last + 1
 
 
-def epoch_is_done(state: State, record: Record) -> bool:
-    """its epoch is done"""
-    assert isinstance(record.body, Savepoint)
-    return record.body.epoch <= state.done_through
+def quiet_where_it_must_be(state: State, record: Record) -> bool:
+    """an epoch whose rows the targets hold already has its old range and writes nothing"""
+    assert isinstance(record.body, Decision)
+    wanted = state.quiet_offsets(record.body.epoch)
+    return wanted is None or (record.body.end == positions(wanted) and not record.body.handles)
 
 
 # --- effects on the state
@@ -197,25 +209,20 @@ def _claim(state: State, record: Record) -> State:
     return replace(state, claims=(*state.claims, (record.number, record.body)))
 
 
-def _pin(state: State, record: Record) -> State:
-    body = record.body
-    assert isinstance(body, Savepoint)
-    pinned = [number for number, decision in state.decisions if decision.epoch == body.epoch]
-    return replace(state, pins=(*state.pins, *pinned))
-
-
 def _seal(state: State, record: Record) -> State:
-    return replace(state, sealed=True)
+    assert isinstance(record.body, Sealed)
+    return replace(state, sealed=record.body)
 
 
 ORDER: Mapping[type[Body], Rule] = {
     Writer: Rule((not_sealed,), _take_over),
-    Decision: Rule((not_sealed, by_latest_writer, next_to_decide, starts_where_the_last_ended), _decide),
+    Decision: Rule(
+        (not_sealed, by_latest_writer, next_to_decide, starts_where_the_last_ended, quiet_where_it_must_be), _decide
+    ),
     Redo: Rule((not_sealed, by_latest_writer, names_the_open_decision), _redo),
     Void: Rule((not_sealed, by_latest_writer, names_the_open_decision), _void),
     Done: Rule((not_sealed, by_latest_writer, ends_the_open_decision), _done),
     Claim: Rule((not_sealed, by_latest_writer, claims_in_turn), _claim),
-    Savepoint: Rule((not_sealed, by_latest_writer, epoch_is_done), _pin),
     Sealed: Rule((not_sealed, by_latest_writer, none_open), _seal),
 }
 """`lineage` is not in the table: it is number 0 and nothing else is (`begin`)."""
@@ -291,7 +298,7 @@ def fold(chain: Iterable[tuple[Record, bytes]]) -> State:
 
 
 def oldest_needed(state: State, keep: int) -> Number:
-    """The lowest number to retain: the last `keep` decisions (or claims, or writers), and what is pinned."""
+    """The lowest number to retain: that of the last `keep` decisions (or claims, or writers)."""
     by_guarantee = {
         # The open decision may still be voided; what it follows has to outlive it.
         "exactly_once": tuple(n for n, _ in state.decisions if state.open is None or n != state.open.number),
@@ -301,4 +308,4 @@ def oldest_needed(state: State, keep: int) -> Number:
     anchors = by_guarantee[state.lineage.guarantee]
     if len(anchors) <= keep:
         return state.oldest
-    return max(state.oldest, min((anchors[-keep], *state.pins)))
+    return max(state.oldest, anchors[-keep])

@@ -23,6 +23,9 @@ WriterNumber = NewType("WriterNumber", int)
 NOTHING_BEFORE = "0" * 64
 """`prev` of record 0, and the digest of the positions before the first epoch."""
 
+FORMAT = 1
+"""Of the ledger; number 0 says it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Kept:
@@ -63,10 +66,18 @@ class Lineage:
     job: str
     guarantee: str
     first_epoch: Epoch
-    sinks: Mapping[str, SinkRecord]
-    formats: Mapping[str, str]
+    sinks: Mapping[str, SinkRecord] = field(hash=False)
+    formats: Mapping[str, str] = field(hash=False)
     generation: int = 0
-    parent: Mapping[str, Any] | None = None
+    parent: Mapping[str, Any] | None = field(default=None, hash=False)
+    """The lineage and epoch from which this one was begun anew; `first_epoch` is that epoch."""
+    ancestors: tuple[str, ...] = ()
+    """Sealed lineages before this one: their marks in a target are ours, what they left open is nobody's."""
+    fate: str = ""
+    """What becomes of the rows that targets hold of later epochs of the parent: quiet, overwrite, again."""
+    quiet: tuple[str, ...] = ()
+    """Texts of `offsets` for the epochs after the first: they run for their state and write nothing."""
+    format: int = FORMAT
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +109,12 @@ class Decision:
     done_through: Epoch
     handles: tuple[Handle, ...]
     snapshot: str
-    sources: Mapping[str, str] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict, hash=False)
     cause: str = "data"
     held: Mapping[str, Epoch] = field(default_factory=dict, hash=False)
     """By sink, the newest epoch before this one that had rows for it: a target that lacks it lost data."""
+    sinks: Mapping[str, SinkRecord] | None = field(default=None, hash=False)
+    """What the sinks are by now, if their user declared a change; None: as number 0 says."""
 
     @property
     def held_after(self) -> Mapping[str, Epoch]:
@@ -136,24 +149,15 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True)
-class Savepoint:
-    """A copy exists; its epoch is pinned against retention."""
-
-    name: str
-    epoch: Epoch
-    place: str
-    sum: str
-
-
-@dataclass(frozen=True, slots=True)
 class Sealed:
-    """The last record."""
+    """The last record: lineage `next` goes on after `epoch`, and nobody here any more."""
 
-    why: str
-    next: str | None = None
+    next: str
+    epoch: Epoch
+    fate: str
 
 
-Body = Lineage | Writer | Claim | Decision | Redo | Void | Done | Savepoint | Sealed
+Body = Lineage | Writer | Claim | Decision | Redo | Void | Done | Sealed
 
 KINDS: Mapping[str, type[Body]] = {
     "lineage": Lineage,
@@ -163,7 +167,6 @@ KINDS: Mapping[str, type[Body]] = {
     "redo": Redo,
     "void": Void,
     "done": Done,
-    "savepoint": Savepoint,
     "sealed": Sealed,
 }
 KIND_OF: Mapping[type[Body], str] = {cls: kind for kind, cls in KINDS.items()}
@@ -251,12 +254,15 @@ def _canonical(plain: Mapping[str, Any]) -> bytes:
 
 def _body(kind: str, plain: Mapping[str, Any]) -> Body:
     cls = KINDS[kind]
+    if cls is Lineage and plain.get("format") != FORMAT:
+        raise Damaged(f"it is of format {plain.get('format')}, and this version of fencepost knows format {FORMAT}")
     values = {f.name: plain[f.name] for f in fields(cls)}
+    for name in ("lost", "ancestors", "quiet"):
+        if name in values:
+            values[name] = tuple(values[name])
     if "handles" in values:
         values["handles"] = tuple(_handle(h) for h in values["handles"])
-    if "lost" in values:
-        values["lost"] = tuple(values["lost"])
-    if cls is Lineage:
+    if values.get("sinks") is not None:
         values["sinks"] = {name: SinkRecord(**sink) for name, sink in values["sinks"].items()}
     return cls(**values)
 

@@ -17,19 +17,15 @@ from fencepost.protocol.effects import (
     Abort,
     Again,
     Commit,
-    Discard,
-    LogDelete,
     LogNames,
     LogRead,
     LogWrite,
-    LostFiles,
     NameLineage,
     OpenSinks,
     Orphans,
     Outcome,
     ReadIdentity,
     Step,
-    Strays,
     SweepStaged,
     Vote,
     ask,
@@ -37,15 +33,14 @@ from fencepost.protocol.effects import (
 from fencepost.protocol.epoch import (
     PATIENCE,
     SinkFacts,
-    check_not_replaced,
     commit_open,
     handles_of,
     in_commit_order,
     mark_done,
 )
 from fencepost.protocol.order import State
+from fencepost.protocol.rebuild import adopted_log_damaged, rebuild
 from fencepost.protocol.records import (
-    Decision,
     Epoch,
     Handle,
     Lineage,
@@ -71,6 +66,8 @@ class Start:
     keep: int = 100
     adopt: bool = False
     """Take over a checkpoint that plain Spark began."""
+    sinks_changed: bool = False
+    """The user declared that sinks were added, removed or given other targets."""
 
     @property
     def where(self) -> Where:
@@ -89,15 +86,23 @@ def begin(start: Start) -> Step[Book]:
     """Find the ledger, verify it, take over."""
     lineage_id = yield from identify(start)
     state = yield from read_ledger(lineage_id, start.lineage.job)
-    check_same_job(start, state.lineage)
-    return (yield from take_over(start, state))
+    check_same_job(start, state)
+    book = yield from take_over(start.lineage.job, start.writer, state, start.clock, start.keep)
+    check_same_job(start, book.state)
+    now = start.lineage.sinks
+    if book.state.lineage.sinks != now:
+        book.sinks = now
+    book.fresh = frozenset(name for name in now if book.state.sinks.get(name) != now[name])
+    return book
 
 
 def settle(book: Book, start: Start) -> Step[None]:
     """As the only writer: finish what is decided, undo what is not, put Spark's log right."""
     state = book.state
     owner = (state.lineage_id, state.lineage.generation, book.writer)
-    yield from ask(OpenSinks("recover.open", *owner, held=state.held, older=book.older))
+    held = {name: epoch for name, epoch in state.held.items() if name not in book.fresh}
+    ancestors = state.lineage.ancestors
+    yield from ask(OpenSinks("recover.open", *owner, held=held, older=book.older, ancestors=ancestors))
     if state.lineage.guarantee == "exactly_once":
         yield from finish(book, start)
         yield from abort_orphans(book, start)
@@ -157,9 +162,9 @@ def identify(start: Start) -> Step[str]:
     return lineage_id
 
 
-def check_same_job(start: Start, was: Lineage) -> None:
+def check_same_job(start: Start, state: State) -> None:
     """Refuse a ledger of another job, level or set of targets."""
-    now = start.lineage
+    was, now = state.lineage, start.lineage
     if was.job != now.job:
         raise CheckpointRefused(
             "another_job",
@@ -174,26 +179,29 @@ def check_same_job(start: Start, was: Lineage) -> None:
             where=start.where,
             next=f"Start with guarantee={was.guarantee!r}, or begin a new checkpoint.",
         )
-    for name in sorted({*was.sinks, *now.sinks}):
-        if was.sinks.get(name) != now.sinks.get(name):
-            raise _sink_changed(start, name, was.sinks, now.sinks)
+    needed = {handle.sink for handle in state.open.handles} if state.open else set()
+    for name in sorted({*state.sinks, *now.sinks}) if state.sinks else ():
+        if state.sinks.get(name) != now.sinks.get(name) and (name in needed or not start.sinks_changed):
+            raise _sink_changed(start, name, state, now.sinks)
 
 
-def take_over(start: Start, state: State) -> Step[Book]:
+def take_over(job: str, writer: Writer, state: State, clock: Callable[[], str], keep: int = 100) -> Step[Book]:
     """Append `writer`. From here the set of decisions is fixed. Losing the race means reading on and trying again."""
-    book = Book(state=state, writer=WriterNumber(0), clock=start.clock, keep=start.keep)
-    if state.sealed:
-        raise CheckpointRefused(
-            "sealed",
-            "This lineage was sealed by a restore.",
-            where=start.where,
-            next="Start from the checkpoint that the restore made.",
-        )
-    book.older = writers_in(state)
-    while not (yield from try_append(book, start.writer, "recover.takeover")):
-        book.state = yield from read_ledger(state.lineage_id, start.lineage.job)
+    book = Book(state=state, writer=WriterNumber(0), clock=clock, keep=keep)
+    while True:
+        if book.state.sealed:
+            raise CheckpointRefused(
+                "sealed",
+                f"This lineage was sealed: it goes on as lineage {book.state.sealed.next}, after epoch "
+                f"{book.state.sealed.epoch}.",
+                where=Where(job=job),
+                next="Start from the checkpoint that the restore made. If a rewind of this one was interrupted, "
+                "repeat the command.",
+            )
         book.older = writers_in(book.state)
-    return book
+        if (yield from try_append(book, writer, "recover.takeover")):
+            return book
+        book.state = yield from read_ledger(state.lineage_id, job)
 
 
 def writers_in(state: State) -> tuple[WriterNumber, ...]:
@@ -283,74 +291,11 @@ def abort_orphans(book: Book, start: Start) -> Step[None]:
                 yield from ask(Abort("recover.abort", orphan))
 
 
-def rebuild(book: Book) -> Step[None]:
-    """Make Spark's log exactly the ledger's.
-
-    Decided epochs are written from their records if they are missing, empty or different: writing `commits/L` is how
-    a decided epoch is completed. What Spark noted of an undecided epoch is removed, so that no damage in it counts: the
-    epoch begins anew where the last decision ended. A driver that slept until here must not do so by its stale view: it
-    looks for a newer one right before, and discards only the very files that it saw before that look.
-    """
-    state = book.state
-    newest = state.newest
-    last = newest.epoch if newest else Epoch(state.lineage.first_epoch - 1)
-    strays = yield from ask(Strays("recover.rebuild.strays", (yield from _decided_offsets(book, last))))
-    yield from check_not_replaced(book)
-    for epoch in (yield from ask(LogNames("recover.rebuild.complete", "commits"))):
-        if epoch > last:
-            if epoch != state.voided:
-                raise CheckpointRefused(
-                    "spark_ahead",
-                    f"Spark has completed epoch {epoch}, the newest decision is epoch {last}.",
-                    where=book.where,
-                    next="The query ran without fencepost, or ledger records were removed: restore them from a copy.",
-                )
-            yield from ask(LogDelete("recover.rebuild.unvoid", "commits", Epoch(epoch)))
-    for epoch in (yield from ask(LogNames("recover.rebuild.begun", "offsets"))):
-        if epoch > last:
-            yield from ask(LogDelete("recover.rebuild.undecided", "offsets", Epoch(epoch)))
-    yield from ask(Discard("recover.rebuild.discard", strays))
-    for decision in [decision for _, decision in state.decisions[-2:]]:
-        yield from _complete(decision)
-    if newest is not None:
-        yield from _check_files(book, newest)
-
-
-def _decided_offsets(book: Book, last: Epoch) -> Step[str | None]:
-    """Up to where Spark's log is settled; None if no epoch is."""
-    newest = book.state.newest
-    if newest is not None or book.state.lineage.first_epoch == 0:
-        return newest.offsets if newest else None
-    offsets = yield from ask(LogRead("recover.rebuild.adopted", "offsets", last))  # plain Spark's last epoch
-    if not offsets:
-        raise _adopted_log_damaged(book.where, last)
-    return offsets
-
-
-def _complete(decision: Decision) -> Step[None]:
-    for log, text in (("offsets", decision.offsets), ("commits", decision.snapshot)):
-        found = yield from ask(LogRead("recover.rebuild.read", log, decision.epoch))
-        if found != text:
-            yield from ask(LogWrite("recover.rebuild", log, decision.epoch, text))
-
-
-def _check_files(book: Book, newest: Decision) -> Step[None]:
-    sources = {name: total for _, decision in book.state.decisions for name, total in decision.sources.items()}
-    lost = yield from ask(LostFiles("recover.files", newest.epoch, newest.snapshot, sources))
-    if lost:
-        raise CheckpointRefused(
-            "snapshot_lost",
-            f"{len(lost)} files that epoch {newest.epoch} rests on are missing or changed: {', '.join(lost[:3])}.",
-            where=book.where,
-            next="Restore them from a copy of the checkpoint.",
-        )
-
-
 def _first_after_adoption(start: Start) -> Step[Epoch]:
     complete = yield from ask(LogNames("recover.adopt.complete", "commits"))
     begun = yield from ask(LogNames("recover.adopt.begun", "offsets"))
     if not begun or begun[-1:] < complete[-1:]:
-        raise _adopted_log_damaged(start.where, complete[-1])
+        raise adopted_log_damaged(start.where, complete[-1])
     if begun[-1:] != complete[-1:]:
         raise CheckpointRefused(
             "adopt_incomplete",
@@ -361,19 +306,8 @@ def _first_after_adoption(start: Start) -> Step[Epoch]:
     return Epoch(complete[-1] + 1)
 
 
-def _adopted_log_damaged(where: Where, epoch: int) -> CheckpointRefused:
-    return CheckpointRefused(
-        "adopted_log_damaged",
-        f"Spark's offsets/{epoch}, where the adopted checkpoint ends, is missing or empty.",
-        where=where,
-        safe="Safe: nothing was changed.",
-        next="Restore the file from a copy of the checkpoint, then start again.",
-    )
-
-
-def _sink_changed(
-    start: Start, name: str, was: Mapping[str, SinkRecord], now: Mapping[str, SinkRecord]
-) -> CheckpointRefused:
+def _sink_changed(start: Start, name: str, state: State, now: Mapping[str, SinkRecord]) -> CheckpointRefused:
+    was = state.sinks
     if name not in now:
         what, code = "is in the ledger but no longer in the job", "sink_removed"
     elif name not in was:
@@ -385,5 +319,9 @@ def _sink_changed(
         f"Sink {name!r} {what}.",
         where=Where(job=start.lineage.job, sink=name),
         safe="The ledger is unchanged. What the old target holds, only a look at it can tell.",
-        next="Bring the old sink or target back, or begin a new checkpoint for the changed job.",
+        next="The newest decided epoch is not known to be in it: bring the old sink or target back, start and stop the "
+        "job once, then change it."
+        if start.sinks_changed
+        else "Bring the old sink or target back. If the change is meant, start once with sinks_changed=True: the new "
+        "target gets the rows from the next epoch on.",
     )

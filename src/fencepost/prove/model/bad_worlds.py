@@ -15,7 +15,7 @@ from fencepost.prove.model.world import World
 class Promising(World):
     __slots__ = ()
 
-    def hold(self, sink: SinkSpec, handle: str, epoch: int, writer: int, segment: Segment) -> None:
+    def hold(self, sink: SinkSpec, handle: str, epoch: int, writer: tuple[str, int], segment: Segment) -> None:
         if any(key[0] == "ledger" and handle.encode() in data for key, data in self.facts.items()):
             super().hold(sink, handle, epoch, writer, segment)
 
@@ -28,7 +28,7 @@ class Unsynced(World):
             yield world
             if len(self.numbers("ledger")) > 1:
                 torn = world.copy()
-                torn.drop(("ledger", self.numbers("ledger")[-1]))
+                torn.drop(("ledger", self.numbers("ledger")[-1], self.facts[("metadata",)]))
                 yield torn
 
 
@@ -36,7 +36,7 @@ class Renaming(World):
     __slots__ = ()
 
     def _create(self, actor: Actor, effect: e.Create) -> e.Created:
-        self.facts.pop(("ledger", effect.number), None)
+        self.facts.pop(("ledger", effect.number, effect.lineage), None)
         return super()._create(actor, effect)
 
 
@@ -79,7 +79,7 @@ class SweepsNewer(World):
         super()._sweep(actor, effect)
         if effect.recovering:
             for key in self.below("staged"):
-                if key[1] != effect.writer:
+                if key[2] != effect.writer:
                     del self.facts[key]
 
 
@@ -89,3 +89,10 @@ class NamedTwice(World):
     def _name_lineage(self, actor: Actor, effect: e.NameLineage) -> str:
         self.facts[("metadata",)] = effect.lineage
         return effect.lineage
+
+
+class BareEpoch(World):
+    __slots__ = ()
+
+    def version(self, lineage: str, epoch: int) -> tuple[int, int]:
+        return 0, epoch

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from fencepost.protocol.order import State, fold
-from fencepost.protocol.records import Damaged, Decision, Handle, decode
+from fencepost.protocol.records import Damaged, Decision, Handle, Lineage, decode
 
 if TYPE_CHECKING:
     from fencepost.prove.model.world import World
@@ -52,14 +52,15 @@ def attempt_of(snapshot: str | None) -> str:
     return (snapshot or "\n").split("\n")[1]
 
 
-def ledger(world: World) -> State:
-    """The live ledger as an independent reader folds it."""
+def ledger(world: World, lineage: str | None = None) -> State:
+    """A ledger as an independent reader folds it; by default the one that counts."""
     facts = world.facts
-    numbers = world.numbers("ledger")
-    newest = decoded(facts[("ledger", numbers[-1])]).oldest
+    lineage = lineage or facts[("metadata",)]
+    numbers = world.records(lineage)
+    newest = decoded(facts[("ledger", numbers[-1], lineage)]).oldest
     wanted = [0, *range(max(1, newest), numbers[-1] + 1)] if numbers[-1] else [0]
     try:
-        return folded(tuple(facts[("ledger", number)] for number in wanted))
+        return folded(tuple(facts[("ledger", number, lineage)] for number in wanted))
     except KeyError as error:
         raise Violation("stuck", f"ledger record {error.args[0][1]} is missing") from error
     except Damaged as error:
@@ -73,6 +74,18 @@ decoded = lru_cache(maxsize=100_000)(decode)
 def folded(chain: tuple[bytes, ...]) -> State:
     """The state that a chain of records says."""
     return fold((decoded(data), data) for data in chain)
+
+
+def generation_of(world: World, lineage: str) -> int:
+    """How many times the job was begun anew before this lineage."""
+    body = decoded(world.facts[("ledger", 0, lineage)]).body
+    assert isinstance(body, Lineage)
+    return body.generation
+
+
+def overwrites(world: World) -> bool:
+    """Was this lineage begun to write once more what the targets hold already?"""
+    return ledger(world).lineage.fate == "overwrite"
 
 
 def became_visible(world: World, handle: Handle, seen: tuple[Segment, ...], segment: Segment) -> None:
@@ -93,13 +106,15 @@ def aborted(world: World, handle: Handle) -> None:
         raise Violation("lost", f"{handle.id} is decided and was aborted")
 
 
-def appended(world: World, number: int, data: bytes) -> None:
+def appended(world: World, lineage: str, number: int, data: bytes) -> None:
     """A record was created. One in a hole below the live ledger counts for nothing, unless its driver acts on it."""
-    if world.numbers("ledger")[-1] != number:
+    if world.records(lineage)[-1] != number:
         return
-    state = ledger(world)  # the fold itself checks E2, E5 and E7
+    state = ledger(world, lineage)  # the fold itself checks E2, E5 and E7
     body = decoded(data).body
-    if isinstance(body, Decision):
+    if isinstance(body, Decision) and body.cause != "restore":
+        if lineage != world.facts[("metadata",)]:
+            raise Violation("doubled", "two lineages decide: their drivers never meet in one ledger")
         _decided(world, state, body)
 
 
@@ -108,14 +123,28 @@ def _decided(world: World, state: State, decision: Decision) -> None:
     rows = {sink.name: world.facts[("rows", sink.name)] for sink in world.sinks}
     end = end_of(before.offsets) if before else 0
     for name, seen in rows.items():
-        if (seen[-1][1] if seen else 0) != end:
+        # Where rows of later epochs are there from before, they are overwritten, or nothing is written until they end.
+        more = (seen[-1][1] if seen else 0) - end
+        if more < 0 or (more > 0 and decision.cause != "quiet" and not overwrites(world)):
             raise Violation("torn", f"epoch {decision.epoch} was decided before {name} had all of the last one (E3)")
     attempt = attempt_of(decision.snapshot)
+    if decision.cause == "rescale":
+        _same_state(world, attempt, attempt_of(before.snapshot if before else None))
+        return
     wanted = (end, end_of(decision.offsets), attempt)
     chain = world.facts.get(("state", attempt))
     loaded = world.facts.get(("state", attempt_of(before.snapshot))) if before else ()
     if chain is None or loaded is None or chain != (*loaded, wanted):
         raise Violation("torn", f"the state of epoch {decision.epoch} is not the last one and its rows (E4)")
+    _check_handles(world, state, decision, wanted)
+
+
+def _same_state(world: World, attempt: str, before: str) -> None:
+    if world.facts.get(("state", attempt)) != world.facts.get(("state", before)):
+        raise Violation("torn", "a rescale changed the state (E4)")
+
+
+def _check_handles(world: World, state: State, decision: Decision, wanted: Segment) -> None:
     for handle in decision.handles:
         sink = world.sink(handle.sink)
         if sink.shape == "apply":
@@ -135,7 +164,9 @@ def at_the_end(world: World, epochs: int) -> None:
     """Faults are over, the workload is done, and one more recovery ran."""
     state = ledger(world)
     newest = state.newest
-    if newest is None or state.open is not None or state.done_through != newest.epoch or newest.epoch != epochs - 1:
+    # A person who woke late rescales once more: that is an epoch, too.
+    last = newest.epoch - (newest.cause == "rescale" and newest.epoch >= epochs) if newest else None
+    if newest is None or state.open is not None or state.done_through != newest.epoch or last != epochs - 1:
         raise Violation("stuck", f"epochs up to {epochs - 1} should be decided and done")
     for log, text in (("offsets", newest.offsets), ("commits", newest.snapshot)):
         if world.text(log, newest.epoch) != text:
@@ -146,10 +177,19 @@ def at_the_end(world: World, epochs: int) -> None:
         end = rows[-1][1] if rows else 0
         if end != end_of(newest.offsets) or [r[0] for r in rows] != [0, *(r[1] for r in rows[:-1])]:
             raise Violation("lost", f"{sink.name} has {rows}, decided is up to {end_of(newest.offsets)}")
-        if rows != folded_once:
+        # After a quiet rewind the rows are the parent's, and the state was made again: of the same records.
+        as_seen = _parts if state.lineage.fate == "quiet" else tuple
+        if as_seen(rows) != as_seen(folded_once or ()):
             raise Violation("torn", f"{sink.name} and the state come from different attempts (E4)")
         if world.orphans(sink.name):
             raise Violation("stuck", f"{sink.name} still holds orphans")
     for kind in ("staged", "open"):
         if world.below(kind):
             raise Violation("stuck", f"left over: {world.below(kind)}")
+
+
+def _parts(segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
+    """Everything from the first record to the last, whoever made it and in whichever steps."""
+    ends = [segment[1] for segment in segments]
+    whole = [segment[0] for segment in segments] == [0, *ends[:-1]]
+    return ((0, ends[-1], ""),) if whole else segments

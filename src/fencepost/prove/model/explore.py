@@ -347,7 +347,8 @@ def _needs_a_person(life: Life, world: World) -> Violation | None:
         return None
     final = isinstance(error, FencepostError) and not isinstance(error, Retryable)
     try:
-        replaced = bool(world.numbers("ledger")) and check.ledger(world).writer > life.writer
+        other = life.lineage not in ("", world.facts.get(("metadata",)))
+        replaced = other or (bool(world.numbers("ledger")) and check.ledger(world).writer > life.writer)
     except Violation as damage:
         return damage
     if (final and not replaced) or world.facts[("drivers",)] >= DRIVERS:

@@ -42,6 +42,7 @@ class Sabotage(NamedTuple):
     swaps: tuple[Swap, ...] = ()
     world: type[World] = World
     epochs: int = 3
+    upkeep: str = ""
 
 
 class Caught(NamedTuple):
@@ -57,7 +58,7 @@ def hunt(sabotage: Sabotage, faults: int = 2) -> Caught | None:
     """Look for a violation with no fault, then one, then two; None if the variant gets away."""
     ends = 0
     for k in range(faults + 1):
-        explorer = Explorer(Job(sabotage.sinks, sabotage.epochs), sabotage.world, stop=True)
+        explorer = Explorer(Job(sabotage.sinks, sabotage.epochs, sabotage.upkeep), sabotage.world, stop=True)
         with swapped(*remembered(), *sabotage.swaps):
             try:
                 explorer.run(k)

@@ -1,6 +1,6 @@
 """A driver's life: the real protocol, with a stand-in for Spark around it.
 
-    recover, boot ─► epoch 0 ─► epoch 1 ─► epoch 2 ─► stop
+    recover, boot ─► epoch 0 ─► epoch 1 ─► [upkeep, start again] ─► epoch 2 ─► stop
 
 A life is a row of phases. All that a phase starts from is a value, and what it does next depends on the answers it got
 and on nothing else: so a life can be copied at any effect (by replaying the phase's answers), and two lives with equal
@@ -10,12 +10,12 @@ keys go on equally.
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
-from fencepost.errors import FencepostError
+from fencepost.errors import CheckpointRefused, FencepostError
 from fencepost.protocol import effects as e
-from fencepost.protocol import epoch, recover
-from fencepost.protocol.append import Book
+from fencepost.protocol import epoch, lineages, recover
+from fencepost.protocol.append import Book, read_ledger
 from fencepost.protocol.order import State
 from fencepost.protocol.records import Epoch, Lineage, SinkRecord, Writer, WriterNumber
 from fencepost.prove.model.check import Segment, Violation
@@ -24,6 +24,9 @@ from fencepost.prove.model.world import Boot, Complete, Plan, RunPlan
 
 KEEP = 1
 """Retention so tight that a driver that slept finds freed numbers."""
+
+UPKEEP = 2
+"""When so many epochs are done, a person stops the job and does something with its checkpoint."""
 
 
 class QueryFailed(Exception):
@@ -50,7 +53,21 @@ class Phase(NamedTuple):
 class Life:
     """One driver from its start to its end, one effect at a time."""
 
-    __slots__ = ("answers", "ended", "error", "id", "job", "number", "pending", "phase", "running", "steps", "writer")
+    __slots__ = (
+        "ancestors",
+        "answers",
+        "ended",
+        "error",
+        "id",
+        "job",
+        "lineage",
+        "number",
+        "pending",
+        "phase",
+        "running",
+        "steps",
+        "writer",
+    )
 
     def __init__(self, number: int, job: Job, phase: Phase | None = None) -> None:
         self.number = number
@@ -59,6 +76,8 @@ class Life:
         self.error: Exception | None = None
         self.running: tuple[int, int, Segment] | None = None
         self.writer = 0
+        self.lineage = ""
+        self.ancestors: tuple[str, ...] = ()
         self._enter(phase or Phase())
 
     def copy(self) -> Life:
@@ -92,12 +111,16 @@ class Life:
         self.id = hash((self.number, phase.key))
         """Lives with equal ids in equal worlds have equal futures."""
         self.writer = phase.writer
+        if phase.state is not None:
+            self.lineage, self.ancestors = phase.state.lineage_id, phase.state.lineage.ancestors
         self.steps: Generator[e.Effect[Any], Any, Phase | None] = _PHASES[self._kind(phase)](self, phase)
         self._step(None)
 
     def _kind(self, phase: Phase) -> str:
         if phase.state is None:
             return "recover"
+        if self.job.upkeep and phase.epoch == UPKEEP and not _kept_up(self.job, phase.state):
+            return "upkeep"
         return "epoch" if phase.epoch < self.job.epochs else "stop"
 
     def _step(self, answer: Any) -> None:
@@ -118,6 +141,7 @@ class Life:
         else:
             if type(self.pending) is e.OpenSinks:
                 self.writer = self.pending.writer
+                self.lineage, self.ancestors = self.pending.lineage, self.pending.ancestors
 
 
 def start_of(life: Life) -> recover.Start:
@@ -129,8 +153,37 @@ def start_of(life: Life) -> recover.Start:
         writer=Writer(f"driver-{life.number}", "host", 1, Frozen()),
         new_id=f"lineage-{life.number}",
         clock=_no_clock,
-        keep=KEEP,
+        keep=_keep(life.job),
     )
+
+
+def _keep(job: Job) -> int:
+    """A rewind needs the epoch it goes back to."""
+    return UPKEEP if job.upkeep else KEEP
+
+
+def _kept_up(job: Job, state: State) -> bool:
+    """Has the person done it?"""
+    return state.lineage.generation > 0 if job.upkeep != "rescale" else state.next_epoch > UPKEEP
+
+
+def _upkeep(life: Life, phase: Phase) -> e.Step[Phase | None]:
+    """The job is stopped, a person's command runs, and the job is started again."""
+    yield from epoch.mark_done(book_of(phase, life.job))
+    assert phase.state is not None
+    yield from _command(life, phase.state.lineage_id)
+    return None
+
+
+def _command(life: Life, lineage: str) -> e.Step[None]:
+    person = Writer(f"person-{life.number}", "host", 1, Frozen())
+    if life.job.upkeep == "rescale":
+        yield from lineages.rescale("job", lineage, 1, person, _no_clock)
+    else:
+        fate = cast("lineages.Fate", life.job.upkeep)
+        wish = lineages.Anew("job", Epoch(0), fate, person, f"anew-{life.number}", _no_clock)
+        yield from lineages.rewind(wish, lineage)
+    raise QueryFailed("the command is done: the job is to be started")
 
 
 def _no_clock() -> str:
@@ -138,7 +191,17 @@ def _no_clock() -> str:
 
 
 def _recover(life: Life, phase: Phase) -> e.Step[Phase | None]:
-    book = yield from recover.recover(start_of(life))
+    try:
+        book = yield from recover.recover(start_of(life))
+    except CheckpointRefused as error:
+        if error.code != "sealed":
+            raise
+        found = yield from e.ask(e.ReadIdentity("repeat"))
+        assert found.metadata is not None
+        if (yield from read_ledger(found.metadata, "job")).sealed is None:
+            raise QueryFailed("it goes on by another name") from error
+        yield from _command(life, found.metadata)
+        return None
     booted = yield from e.ask(Boot("boot"))
     if booted is None:
         raise QueryFailed("the engine's log cannot be read")
@@ -146,7 +209,7 @@ def _recover(life: Life, phase: Phase) -> e.Step[Phase | None]:
 
 
 def _epoch(life: Life, phase: Phase) -> e.Step[Phase | None]:
-    book = book_of(phase)
+    book = book_of(phase, life.job)
     end = phase.end
     if end is None:
         end = yield from e.ask(Plan("plan", phase.epoch))
@@ -164,14 +227,14 @@ def _epoch(life: Life, phase: Phase) -> e.Step[Phase | None]:
 
 
 def _stop(life: Life, phase: Phase) -> e.Step[Phase | None]:
-    yield from epoch.mark_done(book_of(phase))
+    yield from epoch.mark_done(book_of(phase, life.job))
     return None
 
 
-def book_of(phase: Phase) -> Book:
+def book_of(phase: Phase, job: Job) -> Book:
     """The driver's view of its ledger at the start of a phase."""
     assert phase.state is not None
-    return Book(phase.state, WriterNumber(phase.writer), _no_clock, KEEP, phase.present)
+    return Book(phase.state, WriterNumber(phase.writer), _no_clock, _keep(job), phase.present)
 
 
-_PHASES = {"recover": _recover, "epoch": _epoch, "stop": _stop}
+_PHASES = {"recover": _recover, "epoch": _epoch, "upkeep": _upkeep, "stop": _stop}

@@ -49,8 +49,22 @@ def tasks(faults: int) -> tuple[Task, ...]:
 
     Up to two faults of all kinds in one history; a third one only without pauses, or it would take days.
     """
-    two = (*(Task(Job(sinks), min(faults, 2)) for sinks in SINKS), Task(Job((BARE, PUBLISH), 4), min(faults, 1)))
+    two = (
+        *(Task(Job(sinks), min(faults, 2)) for sinks in SINKS),
+        Task(Job((BARE, PUBLISH), 4), min(faults, 1)),
+        *(Task(job, min(faults, 2), mixed=False) for job in upkept()),
+        *(Task(job, min(faults, 1)) for job in upkept()),
+    )
     return two if faults <= 2 else (*two, *(Task(Job(sinks), faults, mixed=False) for sinks in SINKS))
+
+
+def upkept() -> tuple[Job, ...]:
+    """Jobs that a person rewinds or rescales after two epochs."""
+    return (
+        *(Job(sinks, 3, "quiet") for sinks in SINKS),
+        *(Job(sinks, 4, "rescale") for sinks in SINKS),
+        Job((APPLY, PUBLISH), 3, "overwrite"),
+    )
 
 
 def quick() -> tuple[Task, ...]:
@@ -59,6 +73,7 @@ def quick() -> tuple[Task, ...]:
         *(Task(Job(sinks), 2, mixed=False) for sinks in SINKS),
         *(Task(Job(sinks, 1), 2) for sinks in SINKS),
         *(Task(Job(sinks, 4), 1) for sinks in SINKS),
+        *(Task(job, 1) for job in upkept()),
     )
 
 

@@ -6,17 +6,19 @@ Each swaps one piece of the real code, or one rule of the world. Never imported 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 from fencepost.errors import EpochFailed
-from fencepost.protocol import append, epoch, order, recover
+from fencepost.protocol import append, epoch, lineages, order, rebuild, recover
 from fencepost.protocol import effects as e
 from fencepost.protocol.append import Book
 from fencepost.protocol.epoch import SinkFacts
-from fencepost.protocol.records import Body, Done, Epoch, Handle, WriterNumber
+from fencepost.protocol.records import Body, Done, Epoch, Handle, Sealed, WriterNumber
 from fencepost.prove.model import check
 from fencepost.prove.model.bad_worlds import (
     AppliesInTheVote,
+    BareEpoch,
     NamedByEpoch,
     NamedTwice,
     NoEpochRow,
@@ -138,7 +140,7 @@ def _rerun_the_decided(book: Book) -> e.Step[None]:
         yield from e.ask(e.LogDelete("recover.rebuild.again", "commits", newest.epoch))
 
 
-_REAL_REBUILD = recover.rebuild
+_REAL_REBUILD = rebuild.rebuild
 
 
 def _rebuild_nothing(book: Book) -> e.Step[None]:
@@ -181,6 +183,30 @@ def _perishable_last(sinks: Iterable[SinkFacts]) -> tuple[SinkFacts, ...]:
 def _retire_the_voidable(state: order.State, keep: int) -> int:
     numbers = [number for number, _ in state.decisions]
     return max(state.oldest, numbers[-keep]) if len(numbers) > keep else state.oldest
+
+
+# --- variants of beginning anew
+
+
+def _seal_nothing(plan: lineages.Anew, state: order.State) -> e.Step[order.State]:
+    yield from ()
+    return replace(state, sealed=state.sealed or Sealed(plan.new_id, plan.epoch, plan.fate))
+
+
+def _found_again(plan: lineages.Anew, origin: order.State, parent: order.State | None) -> e.Step[str]:
+    child = yield from _REAL_FOUND(plan, origin, parent)
+    state = yield from append.read_ledger(child, plan.job)
+    book = yield from recover.take_over(plan.job, plan.writer, state, plan.clock)
+    yield from epoch.mark_done(book)
+    return child
+
+
+_REAL_FOUND = lineages.found
+
+
+def _range_of_the_day_before(plan: lineages.Anew, origin: order.State, parent: order.State | None) -> e.Step[str]:
+    assert parent is not None
+    return (yield from _REAL_FOUND(plan, origin, replace(parent, decisions=parent.decisions[:-1])))
 
 
 # --- variants of sinks and staging
@@ -309,6 +335,42 @@ SABOTAGES = (
         "The ledger says that targets hold an epoch whose commit is still open.",
         (KEPT, APPLY),
         ((order.State, "held", property(lambda state: state.newest.held_after if state.newest else {})),),
+    ),
+    Sabotage(
+        "parent_not_sealed",
+        "A rewind begins a new lineage beside one that may still decide.",
+        (KEPT, APPLY),
+        ((lineages, "seal", _seal_nothing),),
+        upkeep="quiet",
+    ),
+    Sabotage(
+        "late_command",
+        "A command that was repeated too late calls the new lineage's open decision done (found by this model).",
+        (APPLY, PUBLISH),
+        ((lineages, "found", _found_again),),
+        upkeep="quiet",
+    ),
+    Sabotage(
+        "quiet_too_short",
+        "The range that is run in silence ends before the last epoch that the targets hold.",
+        (KEPT, APPLY),
+        ((lineages, "found", _range_of_the_day_before),),
+        upkeep="quiet",
+    ),
+    Sabotage(
+        "quiet_is_loud",
+        "Epochs whose rows are in the targets are written again.",
+        (KEPT, PUBLISH),
+        ((order.State, "quiet_offsets", lambda state, n: None),),
+        upkeep="quiet",
+    ),
+    Sabotage(
+        "bare_epoch",
+        "A target compares epochs without their generation.",
+        (APPLY, PUBLISH),
+        (),
+        BareEpoch,
+        upkeep="overwrite",
     ),
     Sabotage("no_epoch_row", "An apply sink does not look whether it has the epoch.", (KEPT, APPLY), (), NoEpochRow),
     Sabotage("vote_commits", "An apply sink commits in the vote.", (KEPT, APPLY), (), AppliesInTheVote),

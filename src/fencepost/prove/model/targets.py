@@ -51,11 +51,14 @@ class Job(NamedTuple):
     sinks: tuple[SinkSpec, ...]
     epochs: int = 3
     """A history is over when this many epochs are decided and done."""
+    upkeep: str = ""
+    """What a person does when two epochs are done: rewind to the first (quiet, overwrite), or rescale."""
 
     @property
     def name(self) -> str:
         """For tables."""
-        return " + ".join(s.name for s in self.sinks) + f", {self.epochs} epochs"
+        upkeep = f", {self.upkeep}" if self.upkeep else ""
+        return " + ".join(s.name for s in self.sinks) + f", {self.epochs} epochs{upkeep}"
 
 
 KEPT = SinkSpec("kept", "transaction", kept=True)
@@ -71,6 +74,8 @@ class Actor(Protocol):
     writer: int
     running: tuple[int, int, Segment] | None
     """Writer, epoch and rows of the epoch it is running."""
+    lineage: str
+    ancestors: tuple[str, ...]
 
 
 Facts = dict[tuple[Any, ...], Any]
@@ -96,8 +101,14 @@ class Targets:
         return [key for key in self.facts if key[:width] == prefix]
 
     def numbers(self, kind: str) -> tuple[int, ...]:
-        """The numbers in the ledger, or in one of the engine's logs, rising."""
+        """The numbers in the ledger that counts, or in one of the engine's logs, rising."""
+        if kind == "ledger":
+            return self.records(self.facts.get(("metadata",)))
         return tuple(sorted(key[1] for key in self.facts if key[0] == kind))
+
+    def records(self, lineage: str | None) -> tuple[int, ...]:
+        """The numbers in a lineage's ledger, rising."""
+        return tuple(sorted(key[1] for key in self.facts if key[0] == "ledger" and key[2] == lineage))
 
     def handle_id(self, sink: str, epoch: int, writer: int, attempt: str) -> str:
         """A name that no other attempt or writer uses."""
@@ -105,25 +116,27 @@ class Targets:
 
     def _open_sinks(self, actor: Actor, effect: e.OpenSinks) -> None:
         for key in self.below("open"):
-            if self.facts[key][1] < effect.writer:
+            lineage, writer = self.facts[key][1]
+            if writer < effect.writer if lineage == effect.lineage else lineage in effect.ancestors:
                 del self.facts[key]
         for sink in self.sinks:
-            row, held = self.facts.get(("row", sink.name), (-1,)), effect.held.get(sink.name, -1)
-            if sink.shape == "apply" and row[0] < held:
+            row = self.facts.get(("row", sink.name), ((-1, -1),))
+            held = (effect.generation, effect.held.get(sink.name, -1))
+            if sink.shape == "apply" and sink.name in effect.held and row[0] < held:
                 raise Violation("stuck", f"the ledger says that {sink.name} holds epoch {held}, which it never did")
 
     def _pre_commit(self, actor: Actor, effect: e.PreCommit) -> tuple[Handle, ...]:
         assert actor.running is not None
         writer, epoch, segment = actor.running
-        staged = (Kept(f"{writer}/{epoch}/{segment[2]}", segment[1] - segment[0], ""),)
+        staged = (Kept(f"{actor.lineage}/{writer}/{epoch}/{segment[2]}", segment[1] - segment[0], ""),)
         handles = []
         for sink in self.sinks:
             name = self.handle_id(sink.name, epoch, writer, segment[2])
             handles.append(Handle(name, sink.name, segment[1] - segment[0], staged if sink.kept else (), Frozen()))
-            self.hold(sink, name, epoch, writer, segment)
+            self.hold(sink, name, epoch, (actor.lineage, writer), segment)
         return tuple(handles)
 
-    def hold(self, sink: SinkSpec, handle: str, epoch: int, writer: int, segment: Segment) -> None:
+    def hold(self, sink: SinkSpec, handle: str, epoch: int, writer: tuple[str, int], segment: Segment) -> None:
         """Give a sink its rows, not visible."""
         if sink.shape == "transaction":
             self.facts[("tx", sink.name, handle)] = ("open", epoch, writer, segment)
@@ -132,8 +145,8 @@ class Targets:
 
     def kept(self, handle: Handle) -> Segment | None:
         """The staged rows of a handle; None if they were swept."""
-        writer, epoch, attempt = handle.kept[0].file.split("/")
-        segment: Segment | None = self.facts.get(("staged", int(writer), int(epoch), attempt))
+        lineage, writer, epoch, attempt = handle.kept[0].file.split("/")
+        segment: Segment | None = self.facts.get(("staged", lineage, int(writer), int(epoch), attempt))
         return segment
 
     def staged(self, handle: Handle, writer: int) -> Segment:
@@ -156,14 +169,19 @@ class Targets:
         assert actor.running is not None
         held = self.facts.get(("open", effect.sink))
         row = self.facts.get(("row", effect.sink))
-        if (held and held[0] != actor.number) or (row and row[0] >= effect.epoch):
+        if (held and held[0] != actor.number) or (row and row[0] >= self.version(actor.lineage, effect.epoch)):
             return tuple(h.id for h in effect.handles)
         (handle,) = effect.handles
         segment = self.kept(handle)
         if segment is None:
             return (handle.id,)  # a newer driver swept the rows of this one
-        self.facts[("open", effect.sink)] = (actor.number, actor.running[0], effect.epoch, handle.id, segment)
+        writer = (actor.lineage, actor.running[0])
+        self.facts[("open", effect.sink)] = (actor.number, writer, effect.epoch, handle.id, segment)
         return ()
+
+    def version(self, lineage: str, epoch: int) -> tuple[int, int]:
+        """What an epoch row is compared by: generation and epoch."""
+        return check.generation_of(cast("World", self), lineage), epoch
 
     def _commit(self, actor: Actor, effect: e.Commit) -> Mapping[str, e.Outcome]:
         sink = self.sink(effect.sink)
@@ -184,33 +202,37 @@ class Targets:
     def apply(self, actor: Actor, handle: Handle, epoch: int) -> e.Outcome:
         """Commit the open transaction of the vote; without one, apply the kept rows, unless the epoch row has them."""
         row = self.facts.get(("row", handle.sink))
-        if row and row[0] >= epoch:
+        version = self.version(actor.lineage, epoch)
+        if row and row[0] >= version:
             # A row of this epoch by another attempt is never taken for ours.
-            return e.Outcome.DONE if row[0] > epoch or row[1] == handle.id else e.Outcome.IN_DOUBT
+            return e.Outcome.DONE if row[0] > version or row[1] == handle.id else e.Outcome.IN_DOUBT
         held = self.facts.get(("open", handle.sink))
         if held and held[0] != actor.number:
             return e.Outcome.IN_DOUBT
         segment = held[4] if held and held[3] == handle.id else self.staged(handle, actor.writer)
         self.facts.pop(("open", handle.sink), None)
-        self.facts[("row", handle.sink)] = (epoch, handle.id)
+        self.facts[("row", handle.sink)] = (version, handle.id)
         self.show(handle, epoch, segment)
         return e.Outcome.DONE
 
     def publish(self, actor: Actor, handle: Handle, epoch: int) -> e.Outcome:
         """Create the epoch's manifest, exclusively."""
-        manifest = self.facts.get(("manifest", handle.sink, epoch))
+        version = self.version(actor.lineage, epoch)
+        manifest = self.facts.get(("manifest", handle.sink, version))
         if manifest is not None:
             return e.Outcome.DONE if manifest == handle.id else e.Outcome.IN_DOUBT
         file = self.facts.pop(("file", handle.sink, handle.id), None)
         if file is None:
             return e.Outcome.GONE
-        self.facts[("manifest", handle.sink, epoch)] = handle.id
+        self.facts[("manifest", handle.sink, version)] = handle.id
         self.show(handle, epoch, file[2])
         return e.Outcome.DONE
 
     def show(self, handle: Handle, epoch: int, segment: Segment) -> None:
         """Rows become visible."""
         seen = self.facts[("rows", handle.sink)]
+        if check.overwrites(cast("World", self)):  # a keyed target: what comes again takes the place of what was there
+            seen = tuple(old for old in seen if old[1] <= segment[0])
         self.facts[("rows", handle.sink)] = (*seen, segment)
         check.became_visible(cast("World", self), handle, seen, segment)
 
@@ -218,7 +240,8 @@ class Targets:
         fresh = []
         for lost in effect.handles:
             name = f"{lost.id}+{actor.number}"
-            self.hold(self.sink(effect.sink), name, effect.epoch, actor.writer, self.staged(lost, actor.writer))
+            writer = (actor.lineage, actor.writer)
+            self.hold(self.sink(effect.sink), name, effect.epoch, writer, self.staged(lost, actor.writer))
             fresh.append(Handle(name, lost.sink, lost.rows, lost.kept, Frozen()))
         return tuple(fresh)
 
@@ -226,8 +249,12 @@ class Targets:
         return tuple(
             Handle(key[2], effect.sink, 0, (), Frozen())
             for key in sorted(self.orphans(effect.sink))
-            if self.facts[key][-2] < effect.before
+            if self.is_older(actor, self.facts[key][-2], effect.before)
         )
+
+    def is_older(self, actor: Actor, writer: tuple[str, int], before: int) -> bool:
+        """A writer of this lineage below `before`, or any of a sealed one before it."""
+        return writer[1] < before if writer[0] == actor.lineage else writer[0] in actor.ancestors
 
     def orphans(self, sink: str) -> list[tuple[Any, ...]]:
         """Pre-committed and neither committed nor aborted."""
@@ -246,6 +273,6 @@ class Targets:
 
     def _sweep(self, actor: Actor, effect: e.SweepStaged) -> None:
         for key in self.below("staged"):
-            mine = key[1] == effect.writer and key[2] <= effect.through
-            if mine or (effect.recovering and key[1] < effect.writer):
+            mine = key[1:3] == (actor.lineage, effect.writer) and key[3] <= effect.through
+            if mine or (effect.recovering and self.is_older(actor, key[1:3], effect.writer)):
                 del self.facts[key]

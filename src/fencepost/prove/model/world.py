@@ -1,10 +1,11 @@
 """The world a driver acts on, in memory and worse than reality: everything durable is one dictionary of facts.
 
-    ("ledger", number)                record bytes; exclusive and durable
+    ("ledger", number, lineage)       record bytes; exclusive and durable
+    ("metadata",)                     the lineage that counts
     ("offsets"|"commits", epoch)      (text, synced): what the engine writes is not synced, what recovery writes is
     ("state", attempt)                the segments folded so far
-    ("staged", writer, epoch, attempt), ("tx", sink, handle), ("file", sink, handle)     pre-committed rows
-    ("open", sink), ("row", sink), ("manifest", sink, epoch)                             an apply and a publish sink
+    ("staged", lineage, writer, epoch, attempt), ("tx", sink, handle), ("file", sink, handle)     pre-committed rows
+    ("open", sink), ("row", sink), ("manifest", sink, version)                           an apply and a publish sink
     ("rows", sink)                    what a reader sees: segments, in the order they became visible
 
 Rows are segments (first record, end, attempt): they carry the attempt that made them, so that state and output of
@@ -18,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Self
 
+from fencepost.errors import CheckpointRefused
 from fencepost.protocol import effects as e
 from fencepost.prove.model import check
 from fencepost.prove.model.targets import Actor, Frozen, Targets
@@ -139,23 +141,22 @@ class World(Targets):
     # --- ledger
 
     def _names(self, actor: Actor, effect: e.Names) -> tuple[int, ...]:
-        return self.numbers("ledger")
+        return self.records(effect.lineage)
 
     def _read(self, actor: Actor, effect: e.Read) -> bytes | None:
-        data: bytes | None = self.facts.get(("ledger", effect.number))
+        data: bytes | None = self.facts.get(("ledger", effect.number, effect.lineage))
         return data
 
     def _create(self, actor: Actor, effect: e.Create) -> e.Created:
-        if effect.lineage != self.facts[("metadata",)]:
-            raise check.Violation("doubled", "two lineages: their drivers never meet in one ledger")
-        if ("ledger", effect.number) in self.facts:
+        key = ("ledger", effect.number, effect.lineage)
+        if key in self.facts:
             return e.Created.TAKEN
-        self.facts[("ledger", effect.number)] = effect.data
-        check.appended(self, effect.number, effect.data)
+        self.facts[key] = effect.data
+        check.appended(self, effect.lineage, effect.number, effect.data)
         return e.Created.CREATED
 
     def _forget(self, actor: Actor, effect: e.Forget) -> None:
-        self.facts.pop(("ledger", effect.number), None)
+        self.facts.pop(("ledger", effect.number, effect.lineage), None)
 
     # --- Spark's log
 
@@ -167,6 +168,18 @@ class World(Targets):
     def _name_lineage(self, actor: Actor, effect: e.NameLineage) -> str:
         named: str = self.facts.setdefault(("metadata",), effect.lineage)
         return named
+
+    def _switch_lineage(self, actor: Actor, effect: e.SwitchLineage) -> None:
+        if self.facts[("metadata",)] == effect.sealed:
+            self.facts[("metadata",)] = effect.lineage
+
+    def _repartition(self, actor: Actor, effect: e.Repartition) -> e.Repartitioned:
+        attempt = f"{actor.number}.{effect.epoch + 1}"
+        offsets, snapshot = self.text("offsets", effect.epoch), self.text("commits", effect.epoch)
+        if not offsets or not snapshot:
+            raise CheckpointRefused("rescale_failed", "the copy is not whole", next="")
+        self.facts[("state", attempt)] = self.facts[("state", check.attempt_of(snapshot))]
+        return e.Repartitioned(offsets, check.snapshot_text(attempt))
 
     def _log_names(self, actor: Actor, effect: e.LogNames) -> tuple[int, ...]:
         return self.numbers(effect.log)
@@ -225,7 +238,7 @@ class World(Targets):
         attempt = f"{actor.number}.{effect.epoch}"
         segment = (effect.start, effect.end, attempt)
         self.facts[("state", attempt)] = (*before, segment)
-        self.facts[("staged", effect.writer, effect.epoch, attempt)] = segment
+        self.facts[("staged", actor.lineage, effect.writer, effect.epoch, attempt)] = segment
         return attempt
 
     def _complete(self, actor: Actor, effect: Complete) -> bool:
@@ -262,6 +275,8 @@ READS = frozenset(
 World.DO = {
     e.ReadIdentity: lambda w, a, x: w._identity(a, x),
     e.NameLineage: lambda w, a, x: w._name_lineage(a, x),
+    e.SwitchLineage: lambda w, a, x: w._switch_lineage(a, x),
+    e.Repartition: lambda w, a, x: w._repartition(a, x),
     e.Names: lambda w, a, x: w._names(a, x),
     e.Read: lambda w, a, x: w._read(a, x),
     e.Create: lambda w, a, x: w._create(a, x),

@@ -1,0 +1,250 @@
+"""How a lineage ends and another one goes on from one of its epochs: rewind, restore, fork. And a rescale, in one.
+
+    seal     the parent's last record: the next lineage, the epoch it goes on from, and the fate of what came after
+    found    the new ledger: number 0, and the parent's decision of that epoch as its first
+    switch   Spark's metadata names the new lineage
+
+Each step may be repeated; a crash anywhere means: the same command again. Never begins a lineage whose parent may still
+decide (a fork does, and has targets of its own), and never leaves open what rows already in the targets become.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from fencepost.errors import CheckpointRefused, Where
+from fencepost.protocol.append import append, new_ledger, read_ledger
+from fencepost.protocol.effects import LostFiles, Repartition, Step, SwitchLineage, ask
+from fencepost.protocol.epoch import mark_done
+from fencepost.protocol.order import State
+from fencepost.protocol.records import (
+    NOTHING_BEFORE,
+    Decision,
+    Epoch,
+    Lineage,
+    Sealed,
+    Writer,
+    positions,
+)
+from fencepost.protocol.recover import take_over
+
+Fate = Literal["quiet", "overwrite", "again"]
+
+UNTOUCHED = "Safe: nothing was changed."
+
+
+@dataclass(frozen=True, slots=True)
+class Anew:
+    """A wish to go on from an earlier epoch."""
+
+    job: str
+    """Another name than the parent's only for a fork."""
+    epoch: Epoch
+    """The last one that stays as it is."""
+    fate: Fate
+    """What becomes of the rows that the targets hold of later epochs."""
+    writer: Writer
+    new_id: str
+    clock: Callable[[], str]
+
+
+def rewind(plan: Anew, lineage: str) -> Step[str]:
+    """In place: the same checkpoint goes on after an earlier epoch; return the new lineage."""
+    state = yield from read_ledger(lineage, plan.job)
+    if _was_begun_by(plan, state):
+        return lineage  # the command was repeated after its last step
+    yield from check_files(plan, state)
+    parent = yield from seal(plan, state)
+    child = yield from found(plan, parent, parent)
+    yield from ask(SwitchLineage("restore.switch", lineage, child))
+    return child
+
+
+def seal(plan: Anew, state: State) -> Step[State]:
+    """End a lineage for good; one that was sealed for the same wish before is taken as it is."""
+    if state.sealed is not None:
+        if (state.sealed.epoch, state.sealed.fate) != (plan.epoch, plan.fate):
+            raise CheckpointRefused(
+                "sealed",
+                f"This lineage was sealed to go on after epoch {state.sealed.epoch} with {state.sealed.fate!r}.",
+                where=Where(job=plan.job),
+                safe=UNTOUCHED,
+                next="Repeat that command to finish it; then go on from the checkpoint that it makes.",
+            )
+        return state
+    check_can_go_on_from(plan, state)
+    book = yield from take_over(plan.job, plan.writer, state, plan.clock)
+    check_can_go_on_from(plan, book.state)  # nobody else decides any more
+    yield from append(book, Sealed(plan.new_id, plan.epoch, plan.fate), "restore.seal")
+    return book.state
+
+
+def found(plan: Anew, origin: State, parent: State | None) -> Step[str]:
+    """Write the new lineage's ledger; its number 0 and first decision say all that recovery needs.
+
+    `origin` is the ledger that has the epoch (a savepoint has a copy). `parent` is the sealed one, with all that was
+    decided after it; None for a fork, or if the parent is lost.
+    """
+    child = parent.sealed.next if parent is not None and parent.sealed is not None else plan.new_id
+    base = decision_of(plan, origin)
+    later = [d for _, d in parent.decisions if d.epoch > plan.epoch and d.cause != "rescale"] if parent else []
+    lineage = Lineage(
+        job=plan.job,
+        guarantee=origin.lineage.guarantee,
+        first_epoch=plan.epoch,
+        # "again" is for an emptied or another target, a fork for others: the first driver says which.
+        sinks={} if plan.fate == "again" else origin.sinks,
+        formats=origin.lineage.formats,
+        generation=(parent or origin).lineage.generation + 1,
+        parent={"lineage": origin.lineage_id, "epoch": plan.epoch},
+        ancestors=(*parent.lineage.ancestors, parent.lineage_id) if parent is not None else (),
+        fate=plan.fate,
+        quiet=quiet_epochs(base.offsets, [d.offsets for d in later]) if plan.fate == "quiet" else (),
+    )
+    yield from new_ledger(child, lineage, plan.clock)
+    state = yield from read_ledger(child, plan.job)
+    if state.newest is not None:
+        return child  # somebody finished this before us, and its driver may be at work by now
+    book = yield from take_over(plan.job, plan.writer, state, plan.clock)
+    if book.state.newest is None:
+        known = [*(d for _, d in origin.decisions if d.epoch <= plan.epoch), *(later if lineage.quiet else ())]
+        first = replace(
+            base,
+            start=NOTHING_BEFORE,
+            done_through=Epoch(plan.epoch - 1),
+            handles=(),
+            sources={name: total for decision in known for name, total in decision.sources.items()},
+            cause="restore",
+            held={},
+            sinks=None,
+        )
+        yield from append(book, first, "restore.first")
+        yield from mark_done(book)
+    return child
+
+
+def rescale(job: str, lineage: str, partitions: int, writer: Writer, clock: Callable[[], str]) -> Step[Epoch]:
+    """Spread the newest state over another number of partitions; return the epoch that does it.
+
+    It is an epoch without input. Only its decision makes it count; recovery completes it as any other.
+    """
+    state = yield from read_ledger(lineage, job)
+    check_closed(job, state)
+    book = yield from take_over(job, writer, state, clock)
+    check_closed(job, book.state)
+    newest = book.state.newest
+    assert newest is not None
+    made = yield from ask(Repartition("rescale.repartition", newest.epoch, partitions))
+    decision = replace(
+        newest,
+        epoch=book.state.next_epoch,
+        offsets=made.offsets,
+        start=newest.end,
+        end=positions(made.offsets),
+        done_through=newest.epoch,
+        handles=(),
+        snapshot=made.snapshot,
+        sources={},
+        cause="rescale",
+        held=newest.held_after,
+    )
+    assert decision.end == newest.end, "a repartition reads nothing"
+    yield from append(book, decision, "rescale.decide")
+    yield from mark_done(book)
+    return decision.epoch
+
+
+def check_can_go_on_from(plan: Anew, state: State) -> None:
+    """Refuse before anything is changed."""
+    check_closed(plan.job, state)
+    decision_of(plan, state)
+
+
+def check_closed(job: str, state: State) -> None:
+    """Only an exactly_once ledger says where an epoch ends, and only a closed one what the targets hold."""
+    if state.lineage.guarantee != "exactly_once" or state.newest is None:
+        what = "has no decided epoch" if state.newest is None else f"is {state.lineage.guarantee}"
+        raise CheckpointRefused(
+            "nothing_decided",
+            f"The job {what}: its ledger does not say where an epoch ends.",
+            where=Where(job=job),
+            safe=UNTOUCHED,
+            next="This needs guarantee='exactly_once' and at least one epoch.",
+        )
+    if state.open is not None:
+        raise CheckpointRefused(
+            "open_decision",
+            f"Epoch {state.open.epoch} is decided and not known to be in every sink: the job runs, or it died.",
+            where=Where(job=job),
+            safe=UNTOUCHED,
+            next="Stop the job (SIGTERM, Ctrl-C, job.stop()). If it died, start it once so that recovery finishes the "
+            "epoch, and stop it. Then repeat the command.",
+        )
+    if state.quiet_offsets(state.next_epoch) is not None:
+        raise CheckpointRefused(
+            "still_quiet",
+            "This lineage was begun anew and has not yet caught up with what the targets hold.",
+            where=Where(job=job),
+            safe=UNTOUCHED,
+            next="Start the job, let it complete an epoch with new input, and stop it. Then repeat the command.",
+        )
+
+
+def check_files(plan: Anew, state: State) -> Step[None]:
+    """Refuse an epoch whose state is no longer there."""
+    if state.sealed is not None:
+        return  # it was there before the seal
+    base = decision_of(plan, state)
+    lost = yield from ask(LostFiles("restore.files", base.epoch, base.snapshot, base.sources))
+    if lost:
+        raise CheckpointRefused(
+            "snapshot_lost",
+            f"{len(lost)} files that epoch {base.epoch} rests on are missing or changed: {', '.join(lost[:3])}.",
+            where=Where(job=plan.job),
+            safe=UNTOUCHED,
+            next="Choose a later epoch, or restore a savepoint.",
+        )
+
+
+def decision_of(plan: Anew, state: State) -> Decision:
+    """The decision of the epoch to go on from."""
+    found = {decision.epoch: decision for _, decision in state.decisions}
+    if plan.epoch not in found:
+        kept = f"{min(found)} to {max(found)}" if found else "none"
+        raise CheckpointRefused(
+            "epoch_not_retained",
+            f"Epoch {plan.epoch} is not among the epochs that are retained: {kept}.",
+            where=Where(job=plan.job),
+            safe=UNTOUCHED,
+            next="Choose one of these, or restore a savepoint.",
+        )
+    return found[plan.epoch]
+
+
+def quiet_epochs(base: str, later: list[str]) -> tuple[str, ...]:
+    """The ranges to run again in silence, as texts of `offsets`, with the settings of the epoch they follow.
+
+    With a watermark each epoch as it was: what one of them emits depends on where the ones before it ended. Without
+    one, a single epoch up to the last one's positions gives the same state.
+    """
+    conf = json.loads(base.split("\n")[1]).get("conf")
+    texts = []
+    for text in later:
+        version, settings, *lines = text.rstrip("\n").split("\n")
+        texts.append((version, {**json.loads(settings), **({} if conf is None else {"conf": conf})}, lines))
+    if texts and not any(settings.get("batchWatermarkMs") for _, settings, _ in texts):
+        texts = [(texts[-1][0], texts[0][1], texts[-1][2])]
+    return tuple(
+        "\n".join([version, json.dumps(settings, separators=(",", ":")), *lines]) for version, settings, lines in texts
+    )
+
+
+def _was_begun_by(plan: Anew, state: State) -> bool:
+    """Is this the lineage that the wish is about, as far as it has got?"""
+    lineage, newest = state.lineage, state.newest
+    fresh = newest is None or newest.cause == "restore"
+    same = lineage.parent is not None and (lineage.first_epoch, lineage.fate) == (plan.epoch, plan.fate)
+    return fresh and same and state.open is None
