@@ -15,6 +15,7 @@ from pathlib import Path
 
 DEVELOP = (
     "pyspark==4.3.0",
+    "protobuf==6.33.6",
     "pyarrow",
     "click",
     "rich",

@@ -71,16 +71,16 @@ def test_where_two_branches_share_a_source_nothing_decided_is_touched(tmp_path: 
     files = {f"sources/1/{n}": "" for n in range(8)} | {f"sources/0/{n}": f"entry {n}" for n in range(3)}
     log = put(tmp_path, files)
     assert () == log.strays(offsets)
-    assert {f"{source}/{n}" for source in "01" for n in range(3)} == set(log.source_sums(None, offsets))
+    assert {f"sources/{source}/{n}" for source in "01" for n in range(3)} == set(log.source_files(None, offsets))
 
 
 def test_sums_cover_the_entries_of_one_epoch_and_find_a_changed_byte(tmp_path: Path) -> None:
     log = put(tmp_path, {f"sources/0/{n}": f"entry {n}" for n in range(6)})
     before, now = (f'v1\n{{}}\n{{"logOffset":{n}}}' for n in (2, 4))
-    sums = log.source_sums(before, now)
-    assert {"0/3", "0/4"} == set(sums)
-    assert {"0/0", "0/1", "0/2"} == set(log.source_sums(None, before))
-    assert {"0/1"} == set(log.source_sums('v1\n{}\n{"logOffset":0}', 'v1\n{}\n{"logOffset":1}'))
+    sums = log.sums(log.source_files(before, now))
+    assert {"sources/0/3", "sources/0/4"} == set(sums)
+    assert {f"sources/0/{n}" for n in range(3)} == set(log.source_files(None, before))
+    assert {"sources/0/1"} == set(log.source_files('v1\n{}\n{"logOffset":0}', 'v1\n{}\n{"logOffset":1}'))
     assert () == log.lost_files(Epoch(1), "", sums)
     (tmp_path / "sources/0/3").write_text("entrY 3")
     assert ("sources/0/3",) == log.lost_files(Epoch(1), "", sums)
@@ -88,7 +88,7 @@ def test_sums_cover_the_entries_of_one_epoch_and_find_a_changed_byte(tmp_path: P
 
 def test_an_entry_that_spark_compacted_away_is_not_missing(tmp_path: Path) -> None:
     log = put(tmp_path, {"sources/0/3": "x"})
-    sums = log.source_sums(None, 'v1\n{}\n{"logOffset":3}')
+    sums = log.sums(log.source_files(None, 'v1\n{}\n{"logOffset":3}'))
     (tmp_path / "sources/0/3").unlink()
     assert ("sources/0/3",) == log.lost_files(Epoch(1), "", sums)
     put(tmp_path, {"sources/0/9.compact": "all of them"})

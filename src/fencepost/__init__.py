@@ -1,5 +1,6 @@
 """Exactly-once pipelines for PySpark. Off by none."""
 
+from fencepost.checkpointing import Checkpoint
 from fencepost.errors import Fenced, FencepostError, OperatorNeeded, Refused, Retryable
 from fencepost.files import Files
 from fencepost.guarantee import Guarantee
@@ -17,16 +18,21 @@ from fencepost.sinks.two_phase import TwoPhaseCommit
 from fencepost.sinks.wal import WriteAheadLog
 from fencepost.sources.contract import Source
 from fencepost.sources.simple import Rate, Socket
+from fencepost.spark.keyed import map_with_state
+from fencepost.state import FileSystem, Memory, RocksDB
 
 __all__ = [
     "Capabilities",
     "Cassandra",
+    "Checkpoint",
     "Fenced",
     "FencepostError",
+    "FileSystem",
     "Files",
     "Guarantee",
     "Job",
     "Kafka",
+    "Memory",
     "MySQL",
     "OperatorNeeded",
     "Outcome",
@@ -35,6 +41,7 @@ __all__ = [
     "Redis",
     "Refused",
     "Retryable",
+    "RocksDB",
     "SQLite",
     "Session",
     "Sink",
@@ -42,6 +49,7 @@ __all__ = [
     "Source",
     "TwoPhaseCommit",
     "WriteAheadLog",
+    "map_with_state",
     "published",
     "start",
 ]

@@ -9,11 +9,13 @@ import os
 import platform
 import socket
 import threading
+import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 import pyarrow as pa
 
@@ -24,7 +26,7 @@ from fencepost.ledger import Store
 from fencepost.perform import Performer, Running
 from fencepost.protocol.append import Book
 from fencepost.protocol.epoch import SinkFacts, check_not_replaced, mark_done, run_claimed, run_epoch, run_plainly, tidy
-from fencepost.protocol.records import Epoch, Kept, Lineage, SinkRecord, Writer
+from fencepost.protocol.records import Epoch, Kept, Lineage, SinkRecord, Writer, WriterNumber
 from fencepost.protocol.recover import Start, begin, settle
 from fencepost.sinks.contract import OutputMode, Sink
 from fencepost.spark.checkpoint import SparkLog
@@ -43,6 +45,11 @@ class Plan:
     formats: Mapping[str, str] = field(default_factory=dict)
     keep: int = 100
     adopt: bool = False
+    sinks_changed: bool = False
+    min_pause_s: float = 0.0
+    timeout_s: float | None = None
+    looks_for_leftovers: bool = False
+    """At the end, are the sinks asked what they hold that nobody decided? Whoever deletes the checkpoint must know."""
 
 
 class Stopping(Exception):
@@ -60,6 +67,13 @@ class Driver:
         """What ended the run, with more in it than the engine's exception can carry."""
         self.turned_away = False
         """The engine came with another epoch after the end: its failure is then our own doing."""
+        self.ending = threading.Event()
+        """Nobody waits any more for the next epoch to begin."""
+        self.finished: Epoch | None = None
+        """The newest epoch that this driver carried to its end."""
+        self.open_in: tuple[str, ...] = ()
+        """Sinks that hold, after the end, what nobody decided."""
+        self._began_s = time.time()
         sessions = {name: sink.session(plan.job) for name, sink in plan.sinks.items()}
         self._performer = Performer(plan.job, plan.store, SparkLog(plan.store), sessions)
         self._facts = tuple(SinkFacts(name, sink.capabilities.perishable) for name, sink in plan.sinks.items())
@@ -78,14 +92,16 @@ class Driver:
                     formats=plan.formats,
                 ),
                 sinks=self._facts,
-                writer=Writer(uuid.uuid4().hex, socket.gethostname(), os.getpid(), _versions()),
+                writer=this_process(),
                 new_id=str(uuid.uuid4()),
-                clock=_now,
+                clock=now,
                 keep=plan.keep,
                 adopt=plan.adopt,
+                sinks_changed=plan.sinks_changed,
             )
             self._book = self._performer.run(begin(start))
             self._performer.run(settle(self._book, start))
+            self._began_s = time.time()
         except FencepostError as error:
             reason = (self._book and self.fenced()) or error
             self._performer.close()
@@ -104,6 +120,12 @@ class Driver:
     def lineage(self) -> str:
         """Spark's query id."""
         return self.book.state.lineage_id
+
+    @property
+    def quiet_left(self) -> int:
+        """How many epochs are still to run for their state only, each with the range that recovery gave it."""
+        state = self.book.state
+        return max(0, state.lineage.first_epoch + len(state.lineage.quiet) - state.next_epoch + 1)
 
     @property
     def durable(self) -> bool:
@@ -133,7 +155,7 @@ class Driver:
                 self.turned_away = True
                 raise Stopping
             number = Epoch(epoch)
-            self._performer.running = Running(kept, snapshot)
+            self._performer.running = Running(kept, lambda: self._in_time(snapshot))
             try:
                 match self._plan.guarantee:
                     case Guarantee.EXACTLY_ONCE:
@@ -147,10 +169,52 @@ class Driver:
                 self._performer.rollback(undecided=self.book.deciding != number)
                 self.failure = self.fenced() or self._explain(error, number)
                 raise self.failure from error
+            self.finished = number
             faults.reach("complete.before")  # the engine writes commits/N next
+        self.ending.wait(self._plan.min_pause_s)
+
+    def expire(self) -> bool:
+        """Drop the epoch whose tasks take too long; True if there was one.
+
+        One that is with the sinks looks at the clock itself, right before its decision; after that it is never dropped.
+        """
+        if self._plan.timeout_s is None or not self._gate.acquire(blocking=False):
+            return False
+        try:
+            if self._closed or (late := self._too_late()) is None:
+                return False
+            self._closed = True
+            self.failure = late
+            return True
+        finally:
+            self._gate.release()
+
+    def _in_time(self, snapshot: Callable[[], str]) -> str:
+        """The last step before the decision."""
+        if self._plan.timeout_s is not None and (late := self._too_late()) is not None:
+            raise late
+        return snapshot()
+
+    def _too_late(self) -> EpochFailed | None:
+        """Does the epoch that runs take too long? From its barrier on, or from our start: a replayed one's is old."""
+        begun = self._performer.log.names("offsets")[-1:]
+        if not begun or begun[0] == self.finished or begun[0] in self._performer.log.names("commits")[-1:]:
+            return None
+        barrier = Path(self._plan.store.root) / "offsets" / str(begun[0])
+        took = time.time() - max(self._began_s, barrier.stat().st_mtime) if barrier.exists() else 0
+        if took < (self._plan.timeout_s or 0):
+            return None
+        return EpochFailed(
+            "epoch_timeout",
+            f"The epoch was not decided {took:.1f} s after its barrier, and the timeout is {self._plan.timeout_s:g} s.",
+            where=Where(job=self._plan.job, epoch=begun[0]),
+            next="See what is slow (the tasks in Spark's UI, the sink's vote), or raise the checkpoint's timeout; then "
+            "start the job again.",
+        )
 
     def close(self) -> None:
         """Wait for the epoch in flight, let no other begin, note that the last one is done."""
+        self.ending.set()
         with self._gate:
             already, self._closed = self._closed, True
             if already and self.failure is None:
@@ -159,6 +223,7 @@ class Driver:
                 if self.failure is None and self._plan.guarantee is Guarantee.EXACTLY_ONCE:
                     self._performer.run(mark_done(self.book))
                     self._performer.run(tidy(self.book, self._facts))
+                    self.open_in = self._leftovers() if self._plan.looks_for_leftovers else ()
             except FencepostError as error:
                 self.failure = error.at(job=self._plan.job)
                 raise
@@ -167,6 +232,10 @@ class Driver:
                 raise self.failure from error
             finally:
                 self._performer.close()
+
+    def _leftovers(self) -> tuple[str, ...]:
+        mine_too = WriterNumber(self.book.writer + 1)
+        return tuple(name for name, session in self._performer.sessions.items() if session.orphans(mine_too))
 
     def _preflight(self) -> dict[str, SinkRecord]:
         plan = self._plan
@@ -219,7 +288,13 @@ def unusable(error: OSError, job: str, path: str) -> RecoveryNeeded:
     )
 
 
-def _now() -> str:
+def this_process() -> Writer:
+    """Who writes, for the ledger."""
+    return Writer(uuid.uuid4().hex, socket.gethostname(), os.getpid(), _versions())
+
+
+def now() -> str:
+    """For people who read the ledger."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 

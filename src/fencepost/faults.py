@@ -3,6 +3,7 @@
     FENCEPOST_FAULT="decide.after=kill@3"      SIGKILL to this process, the third time it gets there
     FENCEPOST_FAULT="vote.after=stop,done.before=kill"     SIGSTOP; several are separated by commas
     FENCEPOST_FAULT="write.after=hang"         this thread waits for ever, the others go on
+    FENCEPOST_FAULT="decide.after=fail"        an OSError; the process lives on
     FENCEPOST_FAULT_LOG=/some/file             note every point that was reached, one name a line
 
 An effect of the protocol has two points, `<its point>.before` and `.after`; the few inside a module are calls of
@@ -11,6 +12,7 @@ An effect of the protocol has two points, `<its point>.before` and `.after`; the
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import threading
@@ -20,10 +22,21 @@ from dataclasses import dataclass
 
 ARM = "FENCEPOST_FAULT"
 LOG = "FENCEPOST_FAULT_LOG"
+
+
+class Injected(OSError):
+    """What `fail` raises."""
+
+
+def _fail() -> None:
+    raise Injected(errno.EIO, "injected")
+
+
 ACTIONS: Mapping[str, Callable[[], object]] = {
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "hang": lambda: threading.Event().wait(),
+    "fail": _fail,
 }
 
 
@@ -43,7 +56,7 @@ def parse(text: str) -> tuple[Fault, ...]:
         point, equals, rest = part.partition("=")
         action, _, visit = rest.partition("@")
         if not point or not equals or action not in ACTIONS or not (visit or "1").isdigit() or visit == "0":
-            raise ValueError(f"{ARM}: {part!r} is not point=kill, point=stop or point=hang, with an optional @visit")
+            raise ValueError(f"{ARM}: {part!r} is not point=kill, =stop, =hang or =fail, with an optional @visit")
         faults.append(Fault(point, action, int(visit or 1)))
     return tuple(faults)
 

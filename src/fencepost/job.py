@@ -6,27 +6,31 @@ Never runs a query without recovery before it, and never lets two branches of a 
 from __future__ import annotations
 
 import html
+import logging
 import os
-import re
-import signal
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
-from fencepost.errors import BadConfig, FencepostError, Where
+from fencepost import state as backends
+from fencepost.checkpointing import Checkpoint, delete, one_interval, settled
+from fencepost.errors import BadConfig, FencepostError, Retryable, Where
 from fencepost.guarantee import READS_UNCOMMITTED, Guarantee, Link, Report, check, sink_link, source_link
 from fencepost.run import BridgeName, Run, Settings, names_of
+from fencepost.signals import stopping_on_signals
 from fencepost.sinks.contract import Sink
 from fencepost.sources.contract import Source
-from fencepost.spark import branches, connector, inspect, session, tasks
+from fencepost.spark import branches, connector, inspect, keyed, named, session, tasks
+from fencepost.state import Backend
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+log = logging.getLogger("fencepost")
 
 
 class Job:
@@ -45,40 +49,49 @@ class Job:
         self,
         name: str,
         *,
-        checkpoint: str | os.PathLike[str],
+        checkpoint: str | os.PathLike[str] | Checkpoint | None = None,
+        state: Backend | None = None,
         guarantee: str | Guarantee = "exactly_once",
         output_mode: str | None = None,
-        interval: str = "0 seconds",
+        interval: str | None = None,
         spark: SparkSession | None = None,
         conf: Mapping[str, str] | None = None,
         bridge: BridgeName | None = None,
         adopt: bool = False,
+        sinks_changed: bool = False,
     ) -> None:
         """Name the job and its checkpoint; nothing is started yet.
 
         Args:
             name: The job's name, the same at every start.
-            checkpoint: The folder of its ledger and of Spark's own log.
+            checkpoint: The folder of its ledger and of Spark's own log, or fp.Checkpoint(folder, …) with options.
+            state: fp.RocksDB(), fp.FileSystem() or fp.Memory(); by default what the checkpoint was begun with, and
+                RocksDB for a new one.
             guarantee: 'exactly_once', 'at_least_once' or 'at_most_once'.
             output_mode: 'append', 'update' or 'complete' for all branches; by default update if a branch aggregates.
-            interval: The shortest time between two epochs ('1 second'); by default as fast as data comes.
+            interval: The shortest time between two epochs ('1 second'), as in fp.Checkpoint; by default as fast as
+                data comes.
             spark: A session that exists (notebook, cluster, spark-submit); by default one is made.
             conf: Spark settings for the session that is made.
             bridge: 'jvm' or 'foreach_batch'; by default the first if the jar is on the class path.
             adopt: Take over a checkpoint that plain Spark began; its last epoch must be complete.
+            sinks_changed: Declare that sinks were added, removed or given other targets since the last start. A new
+                one gets rows from the next epoch on. Take it out again once the job has run.
         """
         if str(name) != name or not name.strip():
             raise BadConfig("bad_job_name", "A job needs a name.", next="Name it: fp.Job('orders', …).")
         self.name = name
-        self._checkpoint = _local_path(os.fspath(checkpoint), name)
+        self._checkpoint = settled(checkpoint, state, name)
+        self._state = state
         self._guarantee = Guarantee.parse(guarantee, job=name)
         self._mode = inspect.check_mode(output_mode, name) if output_mode else None
-        self._interval = interval
+        self._interval = one_interval(interval, self._checkpoint, name)
         self._spark = spark
         self._made = spark is None
         self._conf = dict(conf or {})
         self._bridge: BridgeName | None = bridge
         self._adopt = adopt
+        self._sinks_changed = sinks_changed
         self._branches: dict[str, tuple[Any, Sink]] = {}
         self._run: Run | None = None
         self._stop = threading.Event()
@@ -93,9 +106,19 @@ class Job:
             session.check_session(self._spark, self.name)
         return self._spark
 
-    def read(self, source: Source | DataFrame) -> DataFrame:
-        """A plain streaming DataFrame from a source (or any streaming DataFrame that you made yourself)."""
+    def read(self, source: Source | DataFrame, *, name: str | None = None) -> DataFrame:
+        """A plain streaming DataFrame from a source (or any streaming DataFrame that you made yourself).
+
+        With a `name` for every source, sources may be added, removed and moved between two starts.
+        """
         if hasattr(source, "isStreaming"):
+            if name is not None:
+                raise BadConfig(
+                    "named_too_late",
+                    "A DataFrame's source has its name, or none, from where it was read.",
+                    where=Where(job=self.name),
+                    next="Read the source with job.read(source, name=…), or name it in Spark: readStream.name(…).",
+                )
             return cast("DataFrame", source)
         if not hasattr(source, "load"):
             raise BadConfig(
@@ -106,7 +129,8 @@ class Job:
             )
         self._connect(source)
         try:
-            return cast("DataFrame", source.load(self.spark.readStream))
+            with named.allowed(self.spark, name):
+                return cast("DataFrame", source.load(named.reader(self.spark, name, self.name)))
         except FencepostError as error:
             raise error.at(job=self.name) from error.__cause__
         except Exception as error:
@@ -165,7 +189,11 @@ class Job:
             for source in inspect.sources_of(frame)
         ]
         sinks = [sink_link(name, sink.capabilities) for name, (_, sink) in self._branches.items()]
-        return [*dict.fromkeys(found), *sinks]
+        return [*dict.fromkeys(found), *self._state_links(), *sinks]
+
+    def _state_links(self) -> list[Link]:
+        frames = [frame for frame, _ in self._branches.values()]
+        return backends.links(self.spark, frames, self._state, self._checkpoint.place, self.name)
 
     def check(self) -> Report:
         """Which guarantee holds end to end, and why; before any data flows."""
@@ -184,6 +212,7 @@ class Job:
             source.reads_uncommitted for frame, _ in self._branches.values() for source in inspect.sources_of(frame)
         ):
             notes.append(READS_UNCOMMITTED)
+        notes += keyed.notes({name: frame for name, (frame, _) in self._branches.items()})
         return Report(self.name, self._guarantee, tuple(self.links()), tuple(notes))
 
     def start(self, *, until: Literal["stopped", "available"] = "stopped") -> StreamingQuery:
@@ -208,11 +237,14 @@ class Job:
         writer = writer.trigger(availableNow=True) if until == "available" else self._with_interval(writer)
         chosen = Settings(
             job=self.name,
-            checkpoint=self._checkpoint,
+            checkpoint=self._checkpoint.place,
             guarantee=self._guarantee,
             mode=mode,
             bridge=self._bridge,
             adopt=self._adopt,
+            sinks_changed=self._sinks_changed,
+            state=self._state,
+            **self._checkpoint.for_a_run,
         )
         sinks = {name: self._branches[name][1] for name in frames}
         self._run = Run.start(self.spark, writer, frames, sinks, chosen)
@@ -230,7 +262,7 @@ class Job:
 
     def _with_interval(self, writer: Any) -> Any:
         try:
-            return writer.trigger(processingTime=self._interval)
+            paced = writer.trigger(processingTime=self._interval)
         except Exception as error:
             raise BadConfig(
                 "bad_interval",
@@ -238,16 +270,37 @@ class Job:
                 where=Where(job=self.name),
                 next="Write it as '1 second', '5 minutes'.",
             ) from error
+        endless = any(inspect.never_pauses(frame) for frame, _ in self._branches.values())
+        return writer.trigger(processingTime=keyed.PAUSE) if endless and inspect.pause_ms(paced) == 0 else paced
 
     def run(self, *, until: Literal["stopped", "available"] = "stopped") -> None:
         """Run until stopped, or until all there is has been processed; SIGTERM and SIGINT stop at an epoch's end."""
         self._stop.clear()
+        failures = 0
         run = self._start(until)
-        with _stopping_on_signals(self._stop):
-            while not run.wait(0.1):
-                if self._stop.is_set():
-                    run.stop()
-        run.end()
+        with stopping_on_signals(self._stop):
+            while True:
+                try:
+                    while not run.wait(0.1):
+                        if self._stop.is_set():
+                            run.stop()
+                    run.end()
+                except Retryable as error:
+                    failures = 1 if run.got_on else failures + 1
+                    run = self._start_again(until, run, error, failures)
+                else:
+                    return
+
+    def _start_again(self, until: str, run: Run, error: Retryable, failures: int) -> Run:
+        """Bear so many failed epochs in a row as the checkpoint's options allow; recovery runs before each start."""
+        most = self._checkpoint.tolerable_failures
+        while failures <= most and run.can_go_on and not self._stop.is_set():
+            log.warning("job %s: failure %d of %d that are borne, starting again: %s", self.name, failures, most, error)
+            try:
+                return self._start(until)
+            except Retryable as again:
+                error, failures = again, failures + 1
+        raise error
 
     def stop(self) -> None:
         """End the query; an epoch that is being written is finished first, one whose tasks still run is dropped."""
@@ -256,9 +309,14 @@ class Job:
             self._run.stop()
 
     def cancel(self) -> None:
-        """End the query without waiting for data; an epoch whose tasks still run is dropped and runs again later."""
+        """End the query without waiting for data; an epoch whose tasks still run is dropped and runs again later.
+
+        With `retain="delete_on_cancellation"` the checkpoint is then deleted, if nothing needs it any more.
+        """
         if self._run is not None:
             self._run.cancel()
+            if self._checkpoint.deletes:
+                delete(self._checkpoint.place, self.name, self._run.open_in)
 
     def __enter__(self) -> Self:
         """`with fp.Job(…) as job:` stops the job at the end of the block."""
@@ -286,7 +344,8 @@ def start(
     writer: DataStreamWriter,
     *,
     to: Sink,
-    checkpoint: str | os.PathLike[str],
+    checkpoint: str | os.PathLike[str] | Checkpoint | None = None,
+    state: Backend | None = None,
     job: str | None = None,
     guarantee: str = "exactly_once",
     bridge: BridgeName | None = None,
@@ -300,8 +359,9 @@ def start(
     The mistake people make: calling `foreachBatch` or `format` on the writer as well. The sink is `to`.
     """
     frame = cast("Any", writer)._df
-    path = os.fspath(checkpoint)
-    name = job or Path(path).name
+    kept = settled(checkpoint, state, job)
+    kept.check_for_a_query_alone(job)
+    name = job or Path(kept.place).name
     session.check_session(frame.sparkSession, name)
     sources = inspect.check_frame(frame, name)
     mode = inspect.check_writer(writer, name)
@@ -314,41 +374,18 @@ def start(
         )
     level = Guarantee.parse(guarantee, job=name)
     links = [source_link(source.kind, replayable=source.replayable) for source in sources]
+    links += backends.links(frame.sparkSession, [frame], state, kept.place, name)
     check(level, [*links, sink_link(to.name, to.capabilities)], job=name)
     chosen = Settings(
-        job=name, checkpoint=_local_path(path, name), guarantee=level, mode=mode, bridge=bridge, adopt=adopt
+        job=name,
+        checkpoint=kept.place,
+        guarantee=level,
+        mode=mode,
+        bridge=bridge,
+        adopt=adopt,
+        state=state,
+        **kept.for_a_run,
     )
     run = Run.start(frame.sparkSession, writer, {to.name: frame}, {to.name: to}, chosen)
     run.end_by_itself()
     return cast("StreamingQuery", run.query)
-
-
-def _local_path(path: str, job: str) -> str:
-    if re.match(r"[a-z][a-z0-9+.-]*:/", path, re.IGNORECASE) and not path.startswith("file:/"):
-        raise BadConfig(
-            "remote_checkpoint",
-            f"Checkpoints on {path.split(':', maxsplit=1)[0]}:// are not supported yet.",
-            where=Where(job=job, path=path),
-            next="Use a folder on a local disk.",
-        )
-    return str(Path(re.sub(r"^file:(//)?(?=/)", "", path)).absolute())
-
-
-@contextmanager
-def _stopping_on_signals(stop: threading.Event) -> Iterator[None]:
-    """SIGTERM and SIGINT ask for a clean stop; only the main thread may say so."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def ask(number: int, _: Any) -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt
-        stop.set()
-
-    before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

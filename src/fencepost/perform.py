@@ -23,6 +23,9 @@ from fencepost.spark.checkpoint import SparkLog
 
 T = TypeVar("T")
 
+NOTED_EVERY = 50
+"""Epochs, after which a decision has the sums of all files that have none elsewhere."""
+
 log = logging.getLogger("fencepost")
 
 
@@ -43,7 +46,10 @@ class Performer:
     log: SparkLog
     sessions: Mapping[str, Session]
     running: Running = field(default_factory=lambda: Running((), str))
+    repartition: Callable[[e.Repartition], e.Repartitioned] | None = None
+    """What Spark does for a rescale."""
     _owner: Owner | None = None
+    _noted: bool = False
 
     def run(self, step: e.Step[T]) -> T:
         """Drive a piece of protocol to its end, with a crash point before and after every effect."""
@@ -78,6 +84,10 @@ class Performer:
         for session in self.sessions.values():
             session.close()
 
+    def _repartition(self, effect: e.Repartition) -> e.Repartitioned:
+        assert self.repartition is not None, "only a rescale asks for it"
+        return self.repartition(effect)
+
     # --- ledger
 
     def _names(self, effect: e.Names) -> tuple[int, ...]:
@@ -105,6 +115,7 @@ class Performer:
             staging=self.staging(effect.lineage),
             held=effect.held,
             older=effect.older,
+            ancestors=frozenset(effect.ancestors),
         )
         for session in self.sessions.values():
             session.open(self._owner)
@@ -119,7 +130,16 @@ class Performer:
         return tuple(handle for mine in handles for handle in mine)
 
     def _take_snapshot(self, effect: e.TakeSnapshot) -> e.Snapshot:
-        return e.Snapshot(self.running.snapshot(), self.log.source_sums(effect.before, effect.offsets))
+        text = self.running.snapshot()
+        # All of it at first and now and then: retention takes the decisions that have the sums.
+        whole = not self._noted or effect.epoch % NOTED_EVERY == 0
+        self._noted = True
+        names = [
+            *self.log.source_files(None if whole else effect.before, effect.offsets),
+            *self.log.unsigned_files(effect.epoch, text, whole=whole),
+            *(self.log.schema_files() if whole else ()),
+        ]
+        return e.Snapshot(text, self.log.sums(names))
 
     def _again(self, effect: e.Again) -> tuple[Handle, ...]:
         session = self.sessions[effect.sink]
@@ -137,6 +157,8 @@ class Performer:
         if effect.recovering:
             self.owner.staging.sweep_older(effect.writer)
             self.store.sweep(ledger_folder(self.owner.lineage))
+            for ancestor in self.owner.ancestors:
+                self.store.delete(f"fencepost/{ancestor}/staged")
 
 
 def ledger_folder(lineage: str) -> str:
@@ -166,6 +188,8 @@ def _wait(performer: Performer, effect: e.Wait) -> None:
 _DO: Mapping[type[e.Effect[Any]], Callable[[Performer, Any], Any]] = {
     e.ReadIdentity: lambda p, effect: p.log.identity(),
     e.NameLineage: lambda p, effect: p.log.name_lineage(effect.lineage),
+    e.SwitchLineage: lambda p, effect: p.log.switch_lineage(effect.sealed, effect.lineage),
+    e.Repartition: Performer._repartition,
     e.Names: Performer._names,
     e.Read: Performer._read,
     e.Create: Performer._create,
@@ -176,7 +200,7 @@ _DO: Mapping[type[e.Effect[Any]], Callable[[Performer, Any], Any]] = {
     e.LogDelete: lambda p, effect: p.log.delete(effect.log, effect.epoch),
     e.Strays: lambda p, effect: p.log.strays(effect.offsets),
     e.Discard: lambda p, effect: p.log.discard(effect.strays),
-    e.LostFiles: lambda p, effect: p.log.lost_files(effect.epoch, effect.snapshot, effect.sources),
+    e.LostFiles: lambda p, effect: p.log.lost_files(effect.epoch, effect.snapshot, effect.files),
     e.OpenSinks: Performer._open_sinks,
     e.PreCommit: Performer._pre_commit,
     e.Vote: lambda p, effect: p.sessions[effect.sink].verify(effect.epoch, effect.handles),

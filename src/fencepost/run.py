@@ -5,18 +5,23 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
+from fencepost import state
+from fencepost.checkpoints import doctor, stale
 from fencepost.driver import Driver, Plan, unusable
 from fencepost.errors import BadConfig, EpochFailed, Fenced, FencepostError, Where
 from fencepost.guarantee import Guarantee
 from fencepost.ledger import LocalStore
-from fencepost.sinks.contract import HOW_TO_TAKE, Sink
-from fencepost.spark import branches, inspect, session, tasks, topics
+from fencepost.sinks.contract import HOW_TO_TAKE, OutputMode, Sink
+from fencepost.spark import branches, inspect, keyed, named, session, tasks, topics
 from fencepost.spark.bridge import Bridge, ForeachBatchBridge, JvmBridge
 from fencepost.spark.checkpoint import SparkLog
+from fencepost.spark.lock import StateLock
+from fencepost.state import Backend
 
 BridgeName = Literal["jvm", "foreach_batch"]
 
@@ -37,32 +42,53 @@ class Settings:
     mode: str
     bridge: BridgeName | None = None
     adopt: bool = False
+    sinks_changed: bool = False
+    state: Backend | None = None
+    min_pause_s: float = 0.0
+    timeout_s: float | None = None
+    retained: int | None = None
+    deletes: bool = False
+    """Will the checkpoint be deleted when the job is cancelled?"""
 
 
 class Run:
     """One running query with its driver and bridge."""
 
-    def __init__(self, query: Any, driver: Driver, bridge: Bridge) -> None:
+    def __init__(self, query: Any, driver: Driver, bridge: Bridge, lock: StateLock | None = None) -> None:
         self.query = query
         self._driver = driver
         self._bridge = bridge
+        self._lock = lock
         self._ended = False
+        self._one_ends = threading.Lock()
         self._jvm_is_gone = False
 
     @classmethod
     def start(
         cls, spark: Any, writer: Any, frames: Mapping[str, Any], sinks: Mapping[str, Sink], chosen: Settings
     ) -> Run:
-        """Recover, then start the query."""
+        """Recover, then start the query; after a rewind, once for each epoch that has to keep its old range."""
+        while True:
+            run = cls._launch(spark, writer, frames, sinks, chosen)
+            if not run._carry_one_quiet_epoch():
+                return run
+
+    def _carry_one_quiet_epoch(self) -> bool:
+        """Spark takes only the first range from its log; so the query ends after one epoch if more are to follow."""
+        left = self._driver.quiet_left
+        if left < 2:
+            return False
+        while self._driver.quiet_left == left and not self.wait(0.05):
+            pass
+        self.stop()
+        return True
+
+    @classmethod
+    def _launch(
+        cls, spark: Any, writer: Any, frames: Mapping[str, Any], sinks: Mapping[str, Sink], chosen: Settings
+    ) -> Run:
         modes = {name: inspect.branch_mode(frame, chosen.mode) for name, frame in frames.items()}
-        for name, sink in sinks.items():
-            if modes[name] not in sink.capabilities.modes:
-                raise BadConfig(
-                    "mode_does_not_fit",
-                    f"This sink, as it is set up, does not take rows of output mode {modes[name]}.",
-                    where=Where(job=chosen.job, sink=name),
-                    next=(modes[name] == "update" and sink.capabilities.remedy) or HOW_TO_TAKE[modes[name]],
-                )
+        _check_modes(modes, sinks, chosen.job)
         if chosen.job in session.running(spark):
             # Recovery would take the checkpoint from the living query, and Spark would then refuse the new one.
             raise BadConfig(
@@ -71,6 +97,7 @@ class Run:
                 where=Where(job=chosen.job),
                 next="Stop it first (job.stop(), or query.stop()).",
             )
+        paces = keyed.paces(frames, writer, chosen.job)
         sources = [source for frame in frames.values() for source in inspect.sources_of(frame)]
         jar = chosen.bridge != "foreach_batch" and session.bring_jar(spark)
         bridge = _bridge(spark, chosen, jar=jar)
@@ -91,30 +118,63 @@ class Run:
                 modes=modes,
                 guarantee=chosen.guarantee,
                 formats=formats,
-                keep=max(100, session.epochs_retained(spark)),
+                keep=chosen.retained or max(100, session.epochs_retained(spark)),
                 adopt=chosen.adopt,
+                sinks_changed=chosen.sinks_changed,
+                min_pause_s=chosen.min_pause_s,
+                timeout_s=chosen.timeout_s,
+                looks_for_leftovers=chosen.deletes,
             )
         )
-        driver.recover()
+        lock = _lock(spark, formats, store, chosen)
+        try:
+            driver.recover()
+        except BaseException:
+            _let_go(lock)
+            raise
         fixed = driver.book.state.lineage.formats
         try:
-            _check_topics(store, driver, found or topics.find(spark, sources, chosen.job))
+            stale.sweep(chosen.checkpoint)
+            doctor.check_newest(Path(chosen.checkpoint), driver.book.state)
+            _cut_state(lock, driver, chosen)
+            _check_sources(store, driver, sources, found or topics.find(spark, sources, chosen.job))
+            keyed.check_beside(fixed, frames, chosen.job)
+            _check_fate(driver.book.state.lineage.fate, sinks, chosen.job)
             session.trust_the_ledger(spark)
-            wanted = {**fixed, **(session.use_durable_files(spark) if jar else {})}
+            files = session.use_durable_files(spark) if jar else {}
+            wanted = {**fixed, **files, **paces, **session.keeping(chosen.retained)}
             tasks.name_owner(spark, driver.lineage, driver.book.writer)
             with session.settings(spark, wanted):
                 query = bridge.start(writer.option("checkpointLocation", chosen.checkpoint), driver)
         except Exception as error:
             driver.close()
             bridge.close()
+            _let_go(lock)
             if isinstance(error, FencepostError):
                 raise
             raise _from_spark(error, chosen.job) from error
-        return cls(query, driver, bridge)
+        return cls(query, driver, bridge, lock)
+
+    @property
+    def got_on(self) -> bool:
+        """Has this start carried an epoch to its end?"""
+        return self._driver.finished is not None
+
+    @property
+    def can_go_on(self) -> bool:
+        """Can the query be started again in this process?"""
+        return not self._jvm_is_gone
+
+    @property
+    def open_in(self) -> tuple[str, ...]:
+        """Sinks that hold, after the end, what nobody decided."""
+        return self._driver.open_in
 
     def wait(self, seconds: float) -> bool:
-        """Has the query ended? `end` says how."""
+        """Has the query ended? `end` says how. An epoch that takes too long is ended here."""
         try:
+            if self._driver.expire():
+                self.query.stop()
             return session.ended(self.query, seconds)
         except session.JvmGone:
             self._jvm_is_gone = True
@@ -129,6 +189,7 @@ class Run:
 
     def cancel(self) -> None:
         """End the query now."""
+        self._driver.ending.set()
         self.query.stop()
         self.end()
 
@@ -146,16 +207,23 @@ class Run:
         threading.Thread(target=wait_and_end, name="fencepost-end", daemon=True).start()
 
     def end(self) -> None:
-        """The query is over: note what is done, let go of everything, raise what ended it."""
-        if self._ended:
-            return
-        self._ended = True
+        """The query is over: note what is done, let go of everything, raise what ended it.
+
+        Whoever comes second waits for the first, who is told.
+        """
+        with self._one_ends:
+            if not self._ended:
+                self._ended = True
+                self._end()
+
+    def _end(self) -> None:
         failed = None if self._jvm_is_gone else self.query.exception()
         try:
             self._driver.close()
         finally:
             if not self._jvm_is_gone:
                 self._bridge.close()
+                self._release()
         if self._jvm_is_gone:
             raise EpochFailed(
                 "jvm_lost",
@@ -174,6 +242,56 @@ class Run:
                 raise fenced from failed
             raise _from_spark(failed, self._driver.book.state.lineage.job) from failed
 
+    def _release(self) -> None:
+        if self._lock is not None and not self._lock.release(str(self.query.runId)):
+            job = self._driver.book.state.lineage.job
+            log.warning("job %s: tasks of the query still run; no other may use its state before they end", job)
+
+
+def _check_modes(modes: Mapping[str, OutputMode], sinks: Mapping[str, Sink], job: str) -> None:
+    for name, sink in sinks.items():
+        if modes[name] not in sink.capabilities.modes:
+            raise BadConfig(
+                "mode_does_not_fit",
+                f"This sink, as it is set up, does not take rows of output mode {modes[name]}.",
+                where=Where(job=job, sink=name),
+                next=(modes[name] == "update" and sink.capabilities.remedy) or HOW_TO_TAKE[modes[name]],
+            )
+
+
+def _check_fate(fate: str, sinks: Mapping[str, Sink], job: str) -> None:
+    for name, sink in sinks.items():
+        if fate == "overwrite" and sink.capabilities.modes <= {"append"}:
+            raise BadConfig(
+                "overwrite_needs_key",
+                "This lineage was begun to write epochs over what its targets hold, and this sink has no key to find "
+                "the old rows by.",
+                where=Where(job=job, sink=name),
+                next="Give the sink a key=…, or go on from the same epoch with quiet (nothing is written twice) or "
+                "again (into an emptied target).",
+            )
+
+
+def _lock(spark: Any, formats: Mapping[str, str], store: LocalStore, chosen: Settings) -> StateLock | None:
+    """Before recovery: a driver that may not run must not fence the one that does."""
+    if state.on_heap(formats) or (not formats and SparkLog(store).has_state_of_format_1()):
+        return StateLock.take(spark, chosen.checkpoint, chosen.job)
+    return None
+
+
+def _cut_state(lock: StateLock | None, driver: Driver, chosen: Settings) -> None:
+    if lock is None or chosen.guarantee is not Guarantee.EXACTLY_ONCE:
+        return
+    try:
+        state.cut(chosen.checkpoint, driver.book.state.next_epoch)
+    except OSError as error:
+        raise unusable(error, chosen.job, chosen.checkpoint) from error
+
+
+def _let_go(lock: StateLock | None) -> None:
+    if lock is not None:
+        lock.release()
+
 
 def _schemas(frames: Mapping[str, Any], job: str) -> dict[str, Any]:
     found = {}
@@ -186,11 +304,21 @@ def _schemas(frames: Mapping[str, Any], job: str) -> dict[str, Any]:
 
 
 def _formats(spark: Any, frames: Mapping[str, Any], log: SparkLog, chosen: Settings) -> Mapping[str, str]:
-    """Chosen at the first start; an adopted checkpoint keeps its own."""
+    """Chosen at the first start; every later one, and that of an adopted checkpoint, keeps its own."""
     found = log.identity()
+    has = state.begun(chosen.checkpoint)
+    sources = [source for frame in frames.values() for source in inspect.sources_of(frame)]
+    if has is not None:
+        named.check_begun_alike(has, sources, chosen.job)
+        state.check_same(chosen.state, has, job=chosen.job, path=chosen.checkpoint)
+        return has
     if not (chosen.adopt and found.epochs and not found.ledgers):
-        keyed = all(map(inspect.keyed_state_only, frames.values()))
-        return {**session.FORMATS, **(session.KEYED_STATE if keyed else {})}
+        states = set().union(*map(inspect.states_of, frames.values()))
+        picked = state.formats(chosen.state or state.RocksDB())
+        keyed_state = session.KEYED_STATE if states == {inspect.KEYED_STATE} else {}
+        return {**picked, **keyed_state, **named.formats(sources, chosen.job)}
+    state.check_same(chosen.state, {}, job=chosen.job, path=chosen.checkpoint)
+    named.check_begun_alike({}, sources, chosen.job)
     if log.has_state_of_format_1() and not spark.sparkContext.master.startswith("local["):
         raise BadConfig(
             "state_format_1",
@@ -201,10 +329,14 @@ def _formats(spark: Any, frames: Mapping[str, Any], log: SparkLog, chosen: Setti
     return {}
 
 
-def _check_topics(store: LocalStore, driver: Driver, found: Mapping[str, set[str]]) -> None:
+def _check_sources(
+    store: LocalStore, driver: Driver, sources: Sequence[inspect.PlanSource], found: Mapping[str, set[str]]
+) -> None:
     job = driver.book.state.lineage.job
     try:
-        topics.check_same(store, driver.lineage, found, job)
+        lineages = (driver.lineage, *reversed(driver.book.state.lineage.ancestors))
+        topics.check_same(store, lineages, found, job)
+        named.check_none_returns(store, sources, job)
     except OSError as error:
         raise unusable(error, job, store.root) from error
 
@@ -234,10 +366,21 @@ def names_of(error: Any) -> str:
     return ", ".join(list(dict.fromkeys(code or name for code, name in found))[:4]) or type(error).__name__
 
 
+def from_task(text: str) -> FencepostError | None:
+    """Our own error out of Spark's text about a task that raised it; of the text nothing else is taken."""
+    found = re.search(
+        r"fencepost\.errors\.EpochFailed: \[(\w+)\] (.*)\n(?:  where: .*\n)?  data:  (.*)\n  next:  (.*)", text
+    )
+    return found and EpochFailed(found[1], found[2], safe=found[3], next=found[4])
+
+
 def _from_spark(error: Any, job: str) -> FencepostError:
     """Spark's own failure (the user's plan, a lost file, memory) in our words; the cause is chained."""
     if topics.says_lost(str(error)):
         return topics.range_lost(job)
+    text = str(error)
+    if (ours := from_task(text) or keyed.schema_refused(text) or named.changed(text, job)) is not None:
+        return ours.at(job=job)
     first = names_of(error)
     return EpochFailed(
         "spark_failed",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pyspark.sql import DataFrame, SparkSession
+from typing import Any
+
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 import fencepost as fp
@@ -21,5 +23,25 @@ def adopt(frame: DataFrame) -> StreamingQuery:
     return fp.start(frame.writeStream.outputMode("update"), to=sink, checkpoint="ck")
 
 
+def keep(spark: SparkSession) -> list[fp.Job]:
+    options = fp.Checkpoint("ck", interval="1 second", timeout="10 minutes", min_pause="0 s", retained=10)
+    return [
+        fp.Job("a", checkpoint=options, state=fp.RocksDB(incremental=False), spark=spark),
+        fp.Job("b", state=fp.FileSystem("ck"), checkpoint=fp.Checkpoint(tolerable_failures=2), spark=spark),
+        fp.Job("c", state=fp.Memory(), spark=spark),
+    ]
+
+
 def handle(error: fp.FencepostError) -> str:
     return error.code if isinstance(error, fp.Retryable) else error.next
+
+
+def keyed(frame: DataFrame) -> DataFrame:
+    def add(record: Row, state: Any) -> tuple[tuple[str, int], tuple[int]]:
+        total = (state.total if state else 0) + record.amount
+        return (record.account, total), (total,)
+
+    sums = fp.map_with_state(
+        frame, by="account", state="total BIGINT", output="account STRING, total BIGINT", ttl="1 day"
+    )
+    return sums(add)

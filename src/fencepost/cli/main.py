@@ -9,6 +9,10 @@ from pathlib import Path
 import click
 
 import fencepost
+from fencepost.cli.anew import rescale, restore, rewind
+from fencepost.cli.doctor import doctor
+from fencepost.cli.savepoint import savepoint
+from fencepost.cli.state import state
 from fencepost.cli.tx import tx
 from fencepost.errors import FencepostError
 
@@ -44,6 +48,12 @@ def check(file: Path) -> None:
     sys.exit(run_check(file))
 
 
+savepoint.add_command(restore)
+cli.add_command(savepoint)
+cli.add_command(rewind)
+cli.add_command(rescale)
+cli.add_command(doctor)
+cli.add_command(state)
 cli.add_command(tx)
 
 

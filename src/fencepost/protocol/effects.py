@@ -106,6 +106,7 @@ class Repartitioned:
 
     offsets: str
     snapshot: str
+    files: Mapping[str, str] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +204,7 @@ class LostFiles(Effect[tuple[str, ...]]):
 
     epoch: Epoch
     snapshot: str
-    sources: Mapping[str, str]
+    files: Mapping[str, str]
 
 
 # --- the running epoch and its sinks
@@ -242,7 +243,7 @@ class Vote(Effect[tuple[str, ...]]):
 
 @dataclass(frozen=True, slots=True)
 class TakeSnapshot(Effect["Snapshot"]):
-    """What the engine is going to write as `commits/N`, and the sums of the source files this epoch read from.
+    """What the engine is going to write as `commits/N`, and the sums of files it rests on that have none elsewhere.
 
     `before` and `offsets` are the texts of `offsets/N-1` (as decided) and `offsets/N`.
     """
@@ -257,7 +258,7 @@ class Snapshot:
     """The state at the barrier, as the engine names it."""
 
     text: str
-    sources: Mapping[str, str]
+    files: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,7 +132,7 @@ def decide(  # noqa: PLR0917 - all that a decision says
         done_through=Epoch(epoch - 1),
         handles=handles,
         snapshot=snapshot.text,
-        sources=snapshot.sources,
+        files=snapshot.files,
         cause=cause,
         held={name: newest for name, newest in held.items() if name not in book.fresh},
         sinks=book.sinks,

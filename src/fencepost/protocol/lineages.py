@@ -11,7 +11,7 @@ decide (a fork does, and has targets of its own), and never leaves open what row
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -49,6 +49,13 @@ class Anew:
     writer: Writer
     new_id: str
     clock: Callable[[], str]
+    place: str = ""
+    """The new checkpoint; "": the same one."""
+
+    @property
+    def wish(self) -> tuple[Epoch, Fate, str]:
+        """What a repeated command has in common with the first."""
+        return self.epoch, self.fate, self.place
 
 
 def rewind(plan: Anew, lineage: str) -> Step[str]:
@@ -56,7 +63,8 @@ def rewind(plan: Anew, lineage: str) -> Step[str]:
     state = yield from read_ledger(lineage, plan.job)
     if _was_begun_by(plan, state):
         return lineage  # the command was repeated after its last step
-    yield from check_files(plan, state)
+    if state.sealed is None:
+        yield from check_files(plan, state)
     parent = yield from seal(plan, state)
     child = yield from found(plan, parent, parent)
     yield from ask(SwitchLineage("restore.switch", lineage, child))
@@ -65,29 +73,34 @@ def rewind(plan: Anew, lineage: str) -> Step[str]:
 
 def seal(plan: Anew, state: State) -> Step[State]:
     """End a lineage for good; one that was sealed for the same wish before is taken as it is."""
-    if state.sealed is not None:
-        if (state.sealed.epoch, state.sealed.fate) != (plan.epoch, plan.fate):
+    sealed = state.sealed
+    if sealed is not None:
+        if (sealed.epoch, sealed.fate, sealed.place) != plan.wish:
+            there = f"in {sealed.place}" if sealed.place else "in the same checkpoint"
             raise CheckpointRefused(
                 "sealed",
-                f"This lineage was sealed to go on after epoch {state.sealed.epoch} with {state.sealed.fate!r}.",
+                f"This lineage was sealed to go on after epoch {sealed.epoch} with {sealed.fate!r}, {there}.",
                 where=Where(job=plan.job),
                 safe=UNTOUCHED,
-                next="Repeat that command to finish it; then go on from the checkpoint that it makes.",
+                next="Repeat that command, if it did not come to its end; else go on from what it made.",
             )
         return state
-    check_can_go_on_from(plan, state)
+    check_closed(plan.job, state)
     book = yield from take_over(plan.job, plan.writer, state, plan.clock)
-    check_can_go_on_from(plan, book.state)  # nobody else decides any more
-    yield from append(book, Sealed(plan.new_id, plan.epoch, plan.fate), "restore.seal")
+    check_closed(plan.job, book.state)  # nobody else decides any more
+    yield from append(book, Sealed(plan.new_id, *plan.wish), "restore.seal")
     return book.state
 
 
-def found(plan: Anew, origin: State, parent: State | None) -> Step[str]:
+def found(
+    plan: Anew, origin: State, parent: State | None, *, fork: bool = False, moved: Mapping[str, str] | None = None
+) -> Step[str]:
     """Write the new lineage's ledger; its number 0 and first decision say all that recovery needs.
 
     `origin` is the ledger that has the epoch (a savepoint has a copy). `parent` is the sealed one, with all that was
-    decided after it; None for a fork, or if the parent is lost.
+    decided after it; None for a fork, or if the parent is lost. `moved` are new sums of files that name their place.
     """
+    before = parent or origin
     child = parent.sealed.next if parent is not None and parent.sealed is not None else plan.new_id
     base = decision_of(plan, origin)
     later = [d for _, d in parent.decisions if d.epoch > plan.epoch and d.cause != "rescale"] if parent else []
@@ -98,15 +111,16 @@ def found(plan: Anew, origin: State, parent: State | None) -> Step[str]:
         # "again" is for an emptied or another target, a fork for others: the first driver says which.
         sinks={} if plan.fate == "again" else origin.sinks,
         formats=origin.lineage.formats,
-        generation=(parent or origin).lineage.generation + 1,
+        generation=before.lineage.generation + 1,
         parent={"lineage": origin.lineage_id, "epoch": plan.epoch},
-        ancestors=(*parent.lineage.ancestors, parent.lineage_id) if parent is not None else (),
+        # A fork's targets are its own; what the living parent has open is the parent's.
+        ancestors=() if fork else (*before.lineage.ancestors, before.lineage_id),
         fate=plan.fate,
         quiet=quiet_epochs(base.offsets, [d.offsets for d in later]) if plan.fate == "quiet" else (),
     )
     yield from new_ledger(child, lineage, plan.clock)
     state = yield from read_ledger(child, plan.job)
-    if state.newest is not None:
+    if not _unfinished(state):
         return child  # somebody finished this before us, and its driver may be at work by now
     book = yield from take_over(plan.job, plan.writer, state, plan.clock)
     if book.state.newest is None:
@@ -116,14 +130,20 @@ def found(plan: Anew, origin: State, parent: State | None) -> Step[str]:
             start=NOTHING_BEFORE,
             done_through=Epoch(plan.epoch - 1),
             handles=(),
-            sources={name: total for decision in known for name, total in decision.sources.items()},
+            files={**{name: total for d in known for name, total in d.files.items()}, **(moved or {})},
             cause="restore",
             held={},
             sinks=None,
         )
         yield from append(book, first, "restore.first")
+    if _unfinished(book.state):
         yield from mark_done(book)
     return child
+
+
+def _unfinished(state: State) -> bool:
+    """Has a founded lineage not yet its first decision, or is that not closed? It has no handles."""
+    return state.newest is None or (state.open is not None and state.newest.cause == "restore")
 
 
 def rescale(job: str, lineage: str, partitions: int, writer: Writer, clock: Callable[[], str]) -> Step[Epoch]:
@@ -147,7 +167,7 @@ def rescale(job: str, lineage: str, partitions: int, writer: Writer, clock: Call
         done_through=newest.epoch,
         handles=(),
         snapshot=made.snapshot,
-        sources={},
+        files=made.files,
         cause="rescale",
         held=newest.held_after,
     )
@@ -155,12 +175,6 @@ def rescale(job: str, lineage: str, partitions: int, writer: Writer, clock: Call
     yield from append(book, decision, "rescale.decide")
     yield from mark_done(book)
     return decision.epoch
-
-
-def check_can_go_on_from(plan: Anew, state: State) -> None:
-    """Refuse before anything is changed."""
-    check_closed(plan.job, state)
-    decision_of(plan, state)
 
 
 def check_closed(job: str, state: State) -> None:
@@ -195,10 +209,8 @@ def check_closed(job: str, state: State) -> None:
 
 def check_files(plan: Anew, state: State) -> Step[None]:
     """Refuse an epoch whose state is no longer there."""
-    if state.sealed is not None:
-        return  # it was there before the seal
     base = decision_of(plan, state)
-    lost = yield from ask(LostFiles("restore.files", base.epoch, base.snapshot, base.sources))
+    lost = yield from ask(LostFiles("restore.files", base.epoch, base.snapshot, base.files))
     if lost:
         raise CheckpointRefused(
             "snapshot_lost",
@@ -246,5 +258,5 @@ def _was_begun_by(plan: Anew, state: State) -> bool:
     """Is this the lineage that the wish is about, as far as it has got?"""
     lineage, newest = state.lineage, state.newest
     fresh = newest is None or newest.cause == "restore"
-    same = lineage.parent is not None and (lineage.first_epoch, lineage.fate) == (plan.epoch, plan.fate)
+    same = lineage.parent is not None and (lineage.first_epoch, lineage.fate) == plan.wish[:2]
     return fresh and same and state.open is None

@@ -80,6 +80,11 @@ class State:
         return self.newest.held if self.open else self.newest.held_after
 
     @property
+    def files(self) -> Mapping[str, str]:
+        """Sums of files, by name, as the retained decisions say them."""
+        return {name: total for _, decision in self.decisions for name, total in decision.files.items()}
+
+    @property
     def next_epoch(self) -> Epoch:
         """The epoch that may be decided next."""
         return Epoch((self.open.epoch if self.open else self.done_through) + 1)

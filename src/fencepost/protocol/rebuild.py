@@ -80,8 +80,7 @@ def _complete(decision: Decision) -> Step[None]:
 
 
 def _check_files(book: Book, newest: Decision) -> Step[None]:
-    sources = {name: total for _, decision in book.state.decisions for name, total in decision.sources.items()}
-    lost = yield from ask(LostFiles("recover.files", newest.epoch, newest.snapshot, sources))
+    lost = yield from ask(LostFiles("recover.files", newest.epoch, newest.snapshot, book.state.files))
     if lost:
         raise CheckpointRefused(
             "snapshot_lost",

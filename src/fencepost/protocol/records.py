@@ -109,7 +109,8 @@ class Decision:
     done_through: Epoch
     handles: tuple[Handle, ...]
     snapshot: str
-    sources: Mapping[str, str] = field(default_factory=dict, hash=False)
+    files: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """Sums of files that the epoch rests on and that have none elsewhere, by their names in the checkpoint."""
     cause: str = "data"
     held: Mapping[str, Epoch] = field(default_factory=dict, hash=False)
     """By sink, the newest epoch before this one that had rows for it: a target that lacks it lost data."""
@@ -155,6 +156,8 @@ class Sealed:
     next: str
     epoch: Epoch
     fate: str
+    place: str = ""
+    """Where it goes on; "": in the same checkpoint."""
 
 
 Body = Lineage | Writer | Claim | Decision | Redo | Void | Done | Sealed

@@ -1,6 +1,7 @@
 """Kills a real Spark job N times, at every crash point and at random moments, and counts what its sinks hold.
 
     python -m fencepost.prove.kill 50 [--workload kafka] [--seed 7] [--bridge foreach_batch] [--folder evidence]
+    python -m fencepost.prove.kill 50 --workload state [--backend filesystem] [--plan append]
 
 One checkpoint lives through all of it: a kill, a restart with the next fault armed, and so on, while input keeps
 arriving; so a kill costs one process start. A scout runs first and notes which points this job passes. Exit 1 if a row
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import random
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -34,10 +36,21 @@ from fencepost.prove.rig.jars import RigFailed
 from fencepost.prove.rig.kafka import Broker
 from fencepost.prove.scene import KILLED, Scene, SceneFailed, class_archive
 from fencepost.prove.scouting import EPOCHS_PER_START, Scouted, scout
-from fencepost.prove.workloads.contract import BY_CHANCE, MOMENT, ROWS_PER_EPOCH, SERVER, SLEEPER, TASK, Workload
+from fencepost.prove.workloads.contract import (
+    BY_CHANCE,
+    JVM,
+    MOMENT,
+    ROWS_PER_EPOCH,
+    SERVER,
+    SLEEPER,
+    STATE,
+    TASK,
+    Workload,
+)
 from fencepost.prove.workloads.databases import DatabasesWorkload
 from fencepost.prove.workloads.files import FilesWorkload
 from fencepost.prove.workloads.kafka import KafkaWorkload
+from fencepost.prove.workloads.state import BACKENDS, PLANS, StateWorkload
 
 Make = Callable[[Path], Workload]
 
@@ -99,6 +112,14 @@ class Killer:
             when = self._somewhere() if chance.random() < 0.5 else chance.uniform(seconds / 4, seconds)
             away = chance.uniform(0, 3)
             self._strike(point, partial(nemesis.server_dies, scene, name, when, away))
+        elif point == STATE:
+            tries = 1 if scene.workload.alone else chance.choice((1, 3))
+            self._strike(point, partial(nemesis.at_the_state, scene, tries))
+        elif point == JVM:
+            bed = chance.choice([bed for bed in scene.workload.beds if not bed.startswith("commit")])  # nor in recovery
+            self._strike(point, partial(nemesis.jvm_dies, scene, f"{bed}@{chance.randint(1, 2)}"))
+        elif point == SLEEPER and scene.workload.alone:
+            self._strike(point, partial(nemesis.keeps_others_out, scene, self._somewhere()))
         elif point == SLEEPER:
             late = chance.random() < 0.5
             self._strike(point, partial(nemesis.sleeps_past_a_takeover, scene, self._somewhere(), late=late))
@@ -197,12 +218,16 @@ def watch_report(console: Console, seen: Mapping[str, Mapping[str, int]]) -> boo
 
 
 @contextmanager
-def workload(name: str, folder: Path, chance: random.Random) -> Iterator[tuple[Make, Make]]:
+def workload(chosen: argparse.Namespace, folder: Path, chance: random.Random) -> Iterator[tuple[Make, Make]]:
     """Ways to make this workload in a folder: one for rehearsals, and one whose rows are by chance."""
-    if name == "files":
+    if chosen.workload == "files":
         yield FilesWorkload, partial(FilesWorkload, chance=chance)
         return
-    if name == "databases":
+    if chosen.workload == "state":
+        stateful = partial(StateWorkload, backend=chosen.backend, plan=chosen.plan)
+        yield stateful, partial(stateful, chance=chance)
+        return
+    if chosen.workload == "databases":
         with Servers.started(folder) as servers:
             made = partial(DatabasesWorkload, servers_=servers)
             yield made, partial(made, chance=chance)
@@ -211,11 +236,20 @@ def workload(name: str, folder: Path, chance: random.Random) -> Iterator[tuple[M
         yield partial(KafkaWorkload, broker=broker), partial(KafkaWorkload, broker=broker, chance=chance)
 
 
+def run_failing(fails: int, seed: int, plan: str, folder: Path) -> int:
+    """State in memory ends with its process, so there the query fails and the process lives on."""
+    module = "fencepost.prove.workloads.state_failing"
+    told = [str(folder), "--fails", str(fails), "--seed", str(seed), "--plan", plan, "--backend", "memory"]
+    return subprocess.run([sys.executable, "-m", module, *told], check=False).returncode
+
+
 def main(arguments: list[str]) -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description="Kill a real Spark job again and again, and count its output.")
     parser.add_argument("kills", type=int, nargs="?", default=20)
-    parser.add_argument("--workload", choices=["files", "kafka", "databases"], default="files")
+    parser.add_argument("--workload", choices=["files", "kafka", "databases", "state"], default="files")
+    parser.add_argument("--backend", choices=BACKENDS, default="rocksdb", help="of the workload state")
+    parser.add_argument("--plan", choices=PLANS, default="update", help="of the workload state")
     parser.add_argument("--seed", type=int)
     parser.add_argument("--bridge", choices=["jvm", "foreach_batch"], default="jvm")
     parser.add_argument("--folder", type=Path, help="a new folder for the evidence; by default one is made")
@@ -223,13 +257,16 @@ def main(arguments: list[str]) -> int:
     console = Console(width=None if sys.stdout.isatty() else 110)
     seed = random.randrange(1_000_000) if chosen.seed is None else chosen.seed
     folder = chosen.folder or Path(tempfile.mkdtemp(prefix="fencepost-kill-"))
-    about = f"seed {seed}, workload {chosen.workload}, bridge {chosen.bridge}"
+    what = f"{chosen.workload} {chosen.backend} {chosen.plan}" if chosen.workload == "state" else chosen.workload
+    about = f"seed {seed}, workload {what}, bridge {chosen.bridge}"
     console.print(f"{about}; everything is in {folder}", highlight=False)
     chance = random.Random(seed)
     began = time.monotonic()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with workload(chosen.workload, folder, chance) as (rehearsed, made):
+        if chosen.workload == "state" and chosen.backend == "memory":
+            return run_failing(chosen.kills, seed, chosen.plan, folder)
+        with workload(chosen, folder, chance) as (rehearsed, made):
             archive = class_archive(folder, chosen.workload, rehearsed, chosen.bridge)
             scouted = scout(Scene(rehearsed(folder / "scout"), bridge=chosen.bridge, archive=archive))
             killer = Killer(Scene(made(folder / "scene"), chosen.bridge, archive), scouted, chance, console)

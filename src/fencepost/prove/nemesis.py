@@ -12,10 +12,11 @@ import signal
 import subprocess
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from fencepost.prove.scene import KILLED, Scene, SceneFailed, end_group, is_stopped, until
 from fencepost.prove.workloads.contract import ROWS_PER_EPOCH
-from fencepost.prove.workloads.process import AGAIN, FENCED
+from fencepost.prove.workloads.process import AGAIN, FENCED, REFUSED
 
 WORKER_DIED = "Python worker exited unexpectedly"
 
@@ -33,6 +34,44 @@ def in_a_task(scene: Scene, chance: random.Random) -> Blow:
     row = chance.choice(scene.workload.unread()[:ROWS_PER_EPOCH])
     ended = scene.run("", None, "--kill-at-id", str(row))
     return Blow(f"in a task, at row {row}", allowed(scene, ended, 0, KILLED) == KILLED)
+
+
+def at_the_state(scene: Scene, tries: int) -> Blow:
+    """A Python worker behind a state store dies, after its task has committed the store. If Spark may try the task
+    again, another attempt commits the same version of the state; if not, the driver lives to see it and ends the query.
+    """
+    died = scene.folder / "worker-died"
+    died.unlink(missing_ok=True)
+    ended = allowed(scene, scene.run("", None, "--worker", f"dies:{tries}"), 0 if tries > 1 else AGAIN)
+    if died.exists() and WORKER_DIED not in scene.said():
+        raise SceneFailed(f"The job did not see its worker's death; see {scene.log}")
+    how = "went on with the next attempt" if ended == 0 else "asked for a start"
+    return Blow(f"a worker behind the state, {tries} tries: the job {how}", died.exists())
+
+
+def jvm_dies(scene: Scene, where: str) -> Blow:
+    """SIGKILL to the JVM alone, while the driver stands at `point@visit`; the driver lives to see it."""
+    job = scene.start(asleep(where))
+    try:
+        until(job, lambda: is_stopped(job), f"{where} was reached")
+        os.kill(jvm_of(job), signal.SIGKILL)
+        os.kill(job.pid, signal.SIGCONT)
+        allowed(scene, scene.wait(job), AGAIN)
+    finally:
+        end_group(job)
+    return Blow(f"the JVM while the driver was at {where}", hit=True)
+
+
+def jvm_of(job: subprocess.Popen[bytes]) -> int:
+    """The JVM that a driver started."""
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            _, name, rest = entry.read_text().replace(")", "(").split("(")
+        except (OSError, ValueError):  # it ended, or has a strange name
+            continue
+        if name == "java" and int(rest.split()[1]) == job.pid:
+            return int(entry.parent.name)
+    raise SceneFailed("The driver has no JVM.")
 
 
 def in_a_worker(scene: Scene, fault: str) -> Blow:
@@ -102,6 +141,27 @@ def sleeps_past_a_takeover(scene: Scene, where: str, *, late: bool) -> Blow:
         raise SceneFailed(f"asleep at {where}, late {late}: the drivers ended with {ended}; see {scene.log}")
     check_fenced(scene)
     return Blow(f"asleep at {where}, woken when the second {'had ended' if late else 'took over'}", hit=True)
+
+
+def keeps_others_out(scene: Scene, where: str) -> Blow:
+    """SIGSTOP at `point@visit`, and a second driver: where state files carry no attempt's id, it must not start. The
+    first goes on when it wakes.
+    """
+    sleeper = scene.start(asleep(where))
+    try:
+        until(sleeper, lambda: is_stopped(sleeper), f"{where} was reached")
+        os.killpg(sleeper.pid, signal.SIGSTOP)  # its JVM, too
+        old = scene.writers()
+        refused = scene.run()
+        new = scene.writers()
+        said = scene.said()
+        os.killpg(sleeper.pid, signal.SIGCONT)
+        ended = refused, scene.wait(sleeper)
+    finally:
+        end_group(sleeper)
+    if ended != (REFUSED, 0) or old != new or "driver_alive" not in said:
+        raise SceneFailed(f"asleep at {where}: the drivers ended with {ended}; see {scene.log}")
+    return Blow(f"asleep at {where}; the second driver was refused", hit=True)
 
 
 def asleep(where: str) -> str:

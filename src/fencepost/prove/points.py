@@ -30,6 +30,7 @@ OUT_OF_REACH: Mapping[str, str] = {
     "recover.rebuild.unvoid": LOSES,
     "recover.redo.*": LOSES,
     "recover.void": LOSES,
+    "state.task.*": "a job with map_with_state",
     "retention": "a ledger of more than 100 decisions",
     "write": "guarantee at_least_once",
 }

@@ -69,9 +69,8 @@ class StandIn:
             total += self.numbers[index]
             rows.append((index, self.numbers[index], total))
         attempt = uuid.uuid4().hex
-        folder = self.checkpoint / "state" / "0" / "0"
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{epoch + 1}_{attempt}.changelog").write_text(str(total))
+        # Durable before the decision that names it, as our `file:` class makes Spark's.
+        LocalStore(self.checkpoint).create(f"state/0/0/{epoch + 1}_{attempt}.changelog", str(total).encode())
         snapshot = f"v2\n{json.dumps({'nextBatchWatermarkMs': 0, 'stateUniqueIds': {'0': [[attempt]]}})}"
         faults.reach("engine.planned")
         driver.run_epoch(epoch, driver.stage(epoch, self._table(rows)), lambda: snapshot)

@@ -76,12 +76,21 @@ class Owner:
         """A name that no other attempt, writer or lineage uses."""
         return f"{self.lineage[:8]}-{self.writer}-{epoch}-{uuid.uuid4().hex[:12]}"
 
+    def is_older(self, lineage: str, writer: int, before: WriterNumber) -> bool:
+        """A writer of this lineage below `before`, or any of a sealed one; of a lineage only its first 8 letters count.
+
+        The mistake people make: deleting what such a writer left without looking whether it was committed.
+        """
+        if lineage[:8] == self.lineage[:8]:
+            return writer < before
+        return lineage[:8] in {ancestor[:8] for ancestor in self.ancestors}
+
     def epoch_of_older(self, handle_id: str, before: WriterNumber) -> Epoch | None:
-        """The epoch of a unit that this lineage pre-committed under a writer older than `before`, else None."""
+        """The epoch of a unit that an older writer (see `is_older`) pre-committed, else None."""
         parts = handle_id.rsplit("-", 3)
-        if len(parts) != 4 or parts[0] != self.lineage[:8] or not (parts[1].isdigit() and parts[2].isdigit()):
+        if len(parts) != 4 or not (parts[1].isdigit() and parts[2].isdigit()):
             return None
-        return Epoch(int(parts[2])) if int(parts[1]) < before else None
+        return Epoch(int(parts[2])) if self.is_older(parts[0], int(parts[1]), before) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -199,9 +199,8 @@ class FilesSession(Session):
         )
 
     def _committed(self, epochs: set[Epoch], manifests: set[str]) -> set[str]:
-        """Handles in the manifests of these epochs: one, or several that were written plainly."""
-        stems = {stem(self._version(epoch)) for epoch in epochs}
-        mine = [name for name in manifests if "-".join(name.partition(".")[0].split("-")[:2]) in stems]
+        """Handles in the manifests of these epochs, of any generation: one, or several that were written plainly."""
+        mine = [name for name in manifests if version_of(name)[1] in epochs]
         found = (read_json(self._folder / MANIFESTS / name) or {"handle": ""} for name in mine)
         return {handle for manifest in found for handle in manifest["handle"].split()}
 

@@ -270,5 +270,9 @@ class StagedSession(TableSession):
             return []
         finally:
             self._let_go()
-        mine = (owner_of(self.job, self.sink), self.owner.lineage[:8])
-        return [name for name in names if name and (name.owner, name.lineage) == mine and name.writer < before]
+        mine = owner_of(self.job, self.sink)
+        return [
+            name
+            for name in names
+            if name and name.owner == mine and self.owner.is_older(name.lineage, name.writer, before)
+        ]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from fencepost.ledger import Store
@@ -20,6 +20,9 @@ from fencepost.protocol.effects import Identity, Stray
 from fencepost.protocol.records import Epoch, digest
 
 _ENTRY = re.compile(r"(\d+)(\.compact)?$")
+
+DEPARTED = "fencepost/departed"
+"""By name, the position of every named source that the job read once and then did without."""
 
 
 class SparkLog:
@@ -56,6 +59,12 @@ class SparkLog:
         self._store.delete(".metadata.crc")
         return lineage
 
+    def switch_lineage(self, sealed: str, lineage: str) -> None:
+        """Name the lineage that goes on after a sealed one, unless another one is named by now."""
+        if _query_id(self._store.read("metadata") or b"") in (sealed, ""):
+            self._store.delete(".metadata.crc")
+            self._store.replace("metadata", json.dumps({"id": lineage}, separators=(",", ":")).encode())
+
     def names(self, log: str) -> tuple[int, ...]:
         """Epochs in `offsets` or `commits`, rising."""
         return tuple(sorted(int(name) for name in self._store.list(log) if name.isdigit()))
@@ -82,8 +91,8 @@ class SparkLog:
         """File-source entries after `offsets`. What other kinds of source keep here (Kafka: its start) is none."""
         found = []
         for source in self._store.list("sources"):
-            _, highest = self._ends(source, offsets)
-            for number, entry in self._source_entries(source):
+            _, highest = self.ends(source, offsets)
+            for number, entry in self.source_entries(source):
                 name = f"sources/{source}/{entry}"
                 stamp = self._store.stamp(name)
                 if number > highest and stamp and (highest >= 0 or _names_files(self._store.read(name) or b"")):
@@ -98,35 +107,62 @@ class SparkLog:
                 self._store.delete(stray.name)
                 self._store.delete(f"{folder}/.{entry}.crc")
 
-    def source_sums(self, before: str | None, offsets: str) -> dict[str, str]:
-        """Sums of the file-source entries that one epoch added."""
-        sums = {}
+    def source_files(self, before: str | None, offsets: str) -> Iterator[str]:
+        """The file-source entries between two barriers; from the beginning, those since the newest compact one."""
         for source in self._store.list("sources"):
-            began, _ = self._ends(source, before)
-            ended, _ = self._ends(source, offsets)
-            for number in range(began + 1, ended + 1):
-                for name in (f"{number}", f"{number}.compact"):
-                    data = self._store.read(f"sources/{source}/{name}")
-                    if data is not None:
-                        sums[f"{source}/{name}"] = digest(data)
-        return sums
+            began, _ = self.ends(source, before)
+            ended, _ = self.ends(source, offsets)
+            entries = [(n, name) for n, name in self.source_entries(source) if n <= ended]
+            compact = max((n for n, name in entries if name.endswith(".compact")), default=-1)
+            first = began + 1 if before is not None else compact
+            yield from (f"sources/{source}/{name}" for n, name in entries if n >= first)
 
-    def _ends(self, source: str, offsets: str | None) -> tuple[int, int]:
+    def unsigned_files(self, epoch: Epoch, snapshot: str, *, whole: bool) -> Iterator[str]:
+        """State files that carry no id and have no sum of Spark's: the heap's, and adopted ones.
+
+        Those of one epoch; with `whole`, the snapshots too, which Spark writes when it has time.
+        """
+        if not state_ids(snapshot):
+            yield from self._found(f"state/*/[0-9]*/**/{epoch + 1}.*")
+            yield from self._found("state/*/[0-9]*/**/*.snapshot") if whole else ()
+
+    def schema_files(self) -> Iterator[str]:
+        """What the state looks like; Spark keeps no sums of these either."""
+        for pattern in ("_metadata/**/*", "_stateSchema/**/*", "0/**/_metadata/*"):
+            yield from self._found(f"state/[0-9]*/{pattern}")
+
+    def _found(self, pattern: str) -> Iterator[str]:
+        root = Path(self._store.root)
+        paths = (path.relative_to(root) for path in root.glob(pattern) if path.is_file())
+        yield from (path.as_posix() for path in paths if not path.name.startswith("."))
+
+    def sums(self, names: Iterable[str]) -> dict[str, str]:
+        """Those of the files that are there."""
+        found = {name: self._store.read(name) for name in names}
+        return {name: digest(data) for name, data in found.items() if data is not None}
+
+    def ends(self, source: str, offsets: str | None) -> tuple[int, int]:
         """The last entry of a source's log that is surely in `offsets`, and the last that may be; -1 if none.
 
         Spark writes a line per *use* of a source but has a folder per source: where two branches read one source, which
-        line belongs to which folder cannot be told from the text. Both answers are then on the safe side.
+        line belongs to which folder cannot be told from the text. Both answers are then on the safe side. A named
+        source has a folder and a line of its own, and where the line is missing it departed, or nothing of it is
+        decided yet.
         """
         ends = source_offsets(offsets) if offsets else {}
+        if not source.isdigit():
+            departed = (self._store.read(f"{DEPARTED}/{source}") or b"").decode()
+            end = ends[source] if source in ends else _log_offset(departed)
+            return (-1, -1) if end is None else (end, end)
         if source in ends and len(ends) == len(self._store.list("sources")):
             end = ends[source]
             return (-1, -1) if end is None else (end, end)
         known = [end for end in ends.values() if end is not None]
         return (min(known), max(known)) if known else (-1, -1)
 
-    def lost_files(self, epoch: Epoch, snapshot: str, sources: Mapping[str, str]) -> tuple[str, ...]:
-        """State files that the snapshot names, and source entries that decisions name: missing or changed ones."""
-        return (*self._lost_state(epoch, snapshot), *self._lost_sources(sources))
+    def lost_files(self, epoch: Epoch, snapshot: str, files: Mapping[str, str]) -> tuple[str, ...]:
+        """State files that the snapshot names, and files whose sums decisions have: missing or changed ones."""
+        return (*self._lost_state(epoch, snapshot), *self._lost_others(files))
 
     def _lost_state(self, epoch: Epoch, snapshot: str) -> Iterator[str]:
         root = Path(self._store.root) / "state"
@@ -138,21 +174,33 @@ class SparkLog:
                     if not any(name.startswith(f"{epoch + 1}_{unique}.") for name in files):
                         yield f"state/{operator}/{partition}/{epoch + 1}_{unique}"
 
-    def _lost_sources(self, sources: Mapping[str, str]) -> Iterator[str]:
-        for name, expected in sources.items():
-            data = self._store.read(f"sources/{name}")
-            if data is None and self._compacted(name):
+    def _lost_others(self, files: Mapping[str, str]) -> Iterator[str]:
+        for name, expected in files.items():
+            data = self._store.read(name)
+            if data is None and self._superseded(name):
                 continue
             if data is None or digest(data) != expected:
-                yield f"sources/{name}"
+                yield name
 
-    def _compacted(self, name: str) -> bool:
-        """Spark deletes an entry some time after a later one repeated it in a compact file."""
-        source, _, entry = name.rpartition("/")
-        number = int(entry.split(".")[0])
-        return any(n > number and file.endswith(".compact") for n, file in self._source_entries(source))
+    def _superseded(self, name: str) -> bool:
+        """Spark deletes an entry some time after a later one made it needless.
 
-    def _source_entries(self, source: str) -> list[tuple[int, str]]:
+        A source's entry is repeated in a compact file, the heap's changes are in a snapshot, a schema has a newer one.
+        """
+        folder, _, entry = name.rpartition("/")
+        number = re.match(r"\d+", entry)
+        if number is None:
+            return False
+        others = [(int(match[0]), other) for other in self._store.list(folder) if (match := re.match(r"\d+", other))]
+        later = [other for found, other in others if found > int(number[0])]
+        if name.startswith("sources/"):
+            return any(other.endswith(".compact") for other in later)
+        if name.endswith((".delta", ".changelog")):
+            return any(other.endswith((".snapshot", ".zip")) for _, other in others)
+        return bool(later)
+
+    def source_entries(self, source: str) -> list[tuple[int, str]]:
+        """A source's own log, by number."""
         names = self._store.list(f"sources/{source}")
         return [(int(match[1]), name) for name in names if (match := _ENTRY.match(name))]
 
@@ -162,17 +210,26 @@ def source_offsets(offsets: str) -> dict[str, int | None]:
 
     Version 1 has one line per source in plan order, version 2 `name:{…}`.
     """
-    version, _, *lines = offsets.rstrip("\n").split("\n")
-    found: dict[str, int | None] = {}
-    for index, line in enumerate(lines):
-        name, text = (str(index), line) if version == "v1" else tuple(line.split(":", 1))
-        try:
-            parsed = json.loads(text)
-        except ValueError:
-            parsed = None
-        offset = parsed.get("logOffset") if isinstance(parsed, dict) else None
-        found[name] = offset if isinstance(offset, int) else None
+    return {name: _log_offset(text) for name, text in source_lines(offsets).items()}
+
+
+def source_lines(offsets: str) -> dict[str, str]:
+    """The position of every source in an `offsets/N` text, as Spark wrote it."""
+    version, *rest = offsets.rstrip("\n").split("\n")
+    found: dict[str, str] = {}
+    for index, line in enumerate(rest[1:]):
+        name, _, text = (str(index), "", line) if version == "v1" else line.partition(":")
+        found[name] = text
     return found
+
+
+def _log_offset(position: str) -> int | None:
+    try:
+        parsed = json.loads(position)
+    except ValueError:
+        return None
+    offset = parsed.get("logOffset") if isinstance(parsed, dict) else None
+    return offset if isinstance(offset, int) else None
 
 
 def state_ids(snapshot: str) -> dict[str, list[list[str]]]:

@@ -23,6 +23,8 @@ class PlanSource:
 
     kind: str
     options: dict[str, str]
+    name: str | None = None
+    """What the checkpoint knows it by; None for its place in the plan."""
 
     @property
     def replayable(self) -> bool:
@@ -41,7 +43,7 @@ def sources_of(frame: Any) -> list[PlanSource]:
     return list(_leaves(frame._jdf.queryExecution().analyzed()))
 
 
-def check_frame(frame: Any, job: str) -> list[PlanSource]:
+def check_frame(frame: Any, job: str | None) -> list[PlanSource]:
     """Refuse a DataFrame that is not a stream, or whose sources may skip records."""
     where = Where(job=job)
     if not getattr(frame, "isStreaming", False):
@@ -123,10 +125,42 @@ def branch_mode(frame: Any, mode: str) -> OutputMode:
     return "update" if mode == "update" and _aggregates(frame) else "append"
 
 
-def keyed_state_only(frame: Any) -> bool:
-    """Is transformWithState the only stateful operator?"""
-    stateful = r"^\W*(TransformWithState|Aggregate|Join|Deduplicate|FlatMapGroups)"
-    return set(re.findall(stateful, _plan(frame), re.MULTILINE)) == {"TransformWithState"}
+def has_watermark(frame: Any) -> bool:
+    """Does event time move?"""
+    return "EventTimeWatermark" in _plan(frame)
+
+
+KEYED_STATE = "TransformWithState"
+WITH_STATE = (KEYED_STATE, "Aggregate", "Deduplicate", "Distinct", "FlatMapGroups", "GlobalLimit", "Join")
+"""How the names of Spark's operators begin that have state when they read a stream."""
+
+
+def states_of(frame: Any) -> set[str]:
+    """The kinds of state that a plan keeps."""
+    return set(_states(frame._jdf.queryExecution().analyzed()))
+
+
+def never_pauses(frame: Any) -> bool:
+    """Does Spark run epochs on and on, with or without records? It does for keyed state by the clock on the wall."""
+    return re.search(rf"^\W*{KEYED_STATE}.*, ProcessingTime, ", _plan(frame), re.MULTILINE) is not None
+
+
+def pause_ms(writer: Any) -> int | None:
+    """The shortest time between two epochs; None for a query that ends when all is processed."""
+    trigger = _field(writer, "trigger")
+    return int(trigger.intervalMs()) if trigger.getClass().getSimpleName() == "ProcessingTimeTrigger" else None
+
+
+def _states(plan: Any) -> Iterator[str]:
+    children = plan.children()
+    inner = [children.apply(index) for index in range(children.size())]
+    name = str(plan.nodeName())
+    for kind in WITH_STATE:
+        # A join has state if both of its sides are streams, every other operator if it reads one.
+        if name.startswith(kind) and (all if kind == "Join" else any)(child.isStreaming() for child in inner):
+            yield kind
+    for child in inner:
+        yield from _states(child)
 
 
 def _aggregates(frame: Any) -> bool:
@@ -146,16 +180,22 @@ def _leaves(plan: Any) -> Iterator[PlanSource]:
         name = leaf.getClass().getSimpleName()
         if name == "StreamingRelationV2":
             entries = leaf.extraOptions().asCaseSensitiveMap()
-            yield PlanSource(leaf.sourceName(), {str(key).lower(): str(entries[key]) for key in entries})
+            options = {str(key).lower(): str(entries[key]) for key in entries}
+            yield PlanSource(leaf.sourceName(), options, _given_name(leaf))
         elif name == "StreamingRelation":
             found = {}
             pairs = leaf.dataSource().options().iterator()
             while pairs.hasNext():
                 pair = pairs.next()
                 found[str(pair._1()).lower()] = str(pair._2())
-            yield PlanSource(leaf.sourceName(), found)
+            yield PlanSource(leaf.sourceName(), found, _given_name(leaf))
         else:
             yield PlanSource(name, {})
+
+
+def _given_name(leaf: Any) -> str | None:
+    name = leaf.sourceIdentifyingName()
+    return str(name.name()) if name.getClass().getSimpleName() == "UserProvided" else None
 
 
 def _field(writer: Any, name: str) -> Any:

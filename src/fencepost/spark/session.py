@@ -7,12 +7,13 @@ query) and put back. Two stay, for Spark reads them later: `CHECKPOINT_FILES` an
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fencepost.errors import BadConfig, Where
 
@@ -26,16 +27,24 @@ SINK = "fencepost.EpochSink"
 
 SUPPORTED = ("4.2", "4.3")
 
+PROVIDER = "spark.sql.streaming.stateStore.providerClass"
+CHANGELOG = "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled"
+STATE_FORMAT = "spark.sql.streaming.stateStore.checkpointFormatVersion"
+
 FORMATS: Mapping[str, str] = {
     # Incremental checkpoints: what an epoch writes grows with what changed, not with the state.
-    "spark.sql.streaming.stateStore.providerClass": (
-        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-    ),
-    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+    PROVIDER: "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+    CHANGELOG: "true",
     # State files carry the id of the attempt that wrote them; under version 1 any attempt may overwrite another's.
-    "spark.sql.streaming.stateStore.checkpointFormatVersion": "2",
+    STATE_FORMAT: "2",
 }
 """Fixed at a checkpoint's first start, so chosen once and well."""
+
+HEAP_FORMATS: Mapping[str, str] = {
+    PROVIDER: "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider",
+    STATE_FORMAT: "1",  # Spark's heap provider knows no other
+}
+"""The same, for state on the heap."""
 
 KEYED_STATE: Mapping[str, str] = {
     # A field can be added to the state later; Spark takes this encoding for transformWithState only.
@@ -66,6 +75,9 @@ WITHOUT_JAR = (
     "and on a local disk Spark does not fsync, so a power cut (not a crash) may damage the checkpoint"
 )
 
+STAGE_ATTEMPTS = "spark.stage.maxConsecutiveAttempts"
+RETAINED = "spark.sql.streaming.minBatchesToRetain"
+
 OWN: Mapping[str, str] = {
     "spark.python.unix.domain.socket.enabled": "true",  # 40 ms less per Python stage
     "spark.ui.showConsoleProgress": "false",
@@ -78,6 +90,8 @@ LOCAL: Mapping[str, str] = {
     # One machine needs no port that others can reach.
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
+    # Here a shuffle file is lost only by a broken disk; the epoch then runs again as a whole, not some of its tasks.
+    STAGE_ATTEMPTS: "1",
 }
 """Settings of a session that we make on one machine; `conf` overrides them."""
 
@@ -113,7 +127,7 @@ def version(job: str) -> str:
     return str(pyspark.__version__)
 
 
-def check_session(spark: Any, job: str) -> None:
+def check_session(spark: Any, job: str | None) -> None:
     """Refuse a session that cannot carry the protocol."""
     where = Where(job=job)
     if type(spark).__module__.startswith("pyspark.sql.connect"):
@@ -164,9 +178,40 @@ def add_jars(spark: Any, jars: Sequence[str]) -> bool:
     return True
 
 
+NO_EMPTY_EPOCHS: Mapping[str, str] = {"spark.sql.streaming.noDataMicroBatches.enabled": "false"}
+"""For a run that ends when all is processed: under keyed state by the clock on the wall, epochs without records never
+end."""
+
+
 def epochs_retained(spark: Any) -> int:
     """How many epochs Spark keeps; the ledger never keeps fewer."""
-    return int(spark.conf.get("spark.sql.streaming.minBatchesToRetain"))
+    return int(spark.conf.get(RETAINED))
+
+
+def keeping(epochs: int | None) -> Mapping[str, str]:
+    """Settings of a query that keeps so many epochs."""
+    return {} if epochs is None else {RETAINED: str(epochs)}
+
+
+class Problem(NamedTuple):
+    """Something about a session, and what to do about it."""
+
+    what: str
+    cure: str
+
+
+def runs_tasks_twice(spark: Any) -> Problem | None:
+    """Why a task's state might be written by two attempts in this session; None if it cannot be."""
+    context = spark.sparkContext
+    if re.fullmatch(r"local(\[(\d+|\*)(, *1)?\])?", context.master) is None:
+        more = "tasks that fail are tried again" if context.master.startswith("local[") else "there are more executors"
+        return Problem(f"with master {context.master} {more}", "run with master local[*] or local[N] (one executor)")
+    settings = context.getConf()
+    if settings.get("spark.speculation", "false") == "true":
+        return Problem("spark.speculation is on", "switch spark.speculation off")
+    if settings.get(STAGE_ATTEMPTS, "4") != "1":
+        return Problem("a stage that lost its input is tried again", f"set {STAGE_ATTEMPTS}=1 when the session is made")
+    return None
 
 
 def trust_the_ledger(spark: Any) -> None:

@@ -7,7 +7,7 @@ filled beyond the old positions. The connector's own Kafka client answers both i
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -36,11 +36,15 @@ def find(spark: Any, sources: Iterable[PlanSource], job: str) -> dict[str, set[s
     return found
 
 
-def check_same(store: Store, lineage: str, found: Mapping[str, set[str]], job: str) -> None:
-    """Refuse a topic that is not the one whose positions the checkpoint holds; note those that are new to it."""
+def check_same(store: Store, lineages: Sequence[str], found: Mapping[str, set[str]], job: str) -> None:
+    """Refuse a topic that is not the one whose positions the checkpoint holds; note those that are new to it.
+
+    `lineages` is this one, then those before it.
+    """
     for topic, now in found.items():
-        file = f"fencepost/{lineage}/topics/{topic}"
-        before = set((store.read(file) or b"").decode().split())
+        file, *older = (f"fencepost/{lineage}/topics/{topic}" for lineage in lineages)
+        noted = (text for text in map(store.read, (file, *older)) if text is not None)
+        before = set(next(noted, b"").decode().split())
         if before - now and now:
             raise OperatorNeeded(
                 "source_replaced",

@@ -14,6 +14,8 @@ TASK = "in a task"
 MOMENT = "a random moment"
 SERVER = "a server"
 SLEEPER = "asleep past a takeover"
+JVM = "the JVM alone"
+STATE = "a worker at the state"
 """What can be attacked beside a named point."""
 BY_CHANCE = (MOMENT, SERVER)
 """Of these, some come when the job has ended already."""
@@ -57,6 +59,11 @@ class Workload(ABC):
     """Where a driver falls asleep: from the barrier to the end of an epoch, in every one of which it comes by."""
     out_of_reach: ClassVar[Mapping[str, str]] = {}
     """Points that this job cannot pass and others can, with the reason; see `points`."""
+
+    @property
+    def alone(self) -> bool:
+        """Must a driver be alone, so that a second one is refused while the first lives, even asleep?"""
+        return False
 
     @property
     def servers(self) -> Mapping[str, Mortal]:

@@ -13,6 +13,8 @@ from typing import Any
 
 import fencepost as fp
 
+REFUSED = 1
+"""Exit code of one that was not let in, or that failed in a way nobody expects."""
 FENCED = 3
 """Exit code of a driver that was replaced."""
 AGAIN = 4
@@ -61,7 +63,7 @@ def main(arguments: list[str], run: Callable[[Told], None], *more: str) -> int:
         print(error, file=sys.stderr)
         if isinstance(error, fp.Fenced):
             return FENCED
-        return AGAIN if isinstance(error, fp.Retryable) else 1
+        return AGAIN if isinstance(error, fp.Retryable) else REFUSED
     return 0
 
 

@@ -289,8 +289,8 @@ class KafkaSession(Session):
             one.id
             for one in owned
             if one is not None
-            and (one.job, one.lineage, one.sink) == (self._job, self.owner.lineage[:8], self._sink.name)
-            and one.writer < before
+            and (one.job, one.sink) == (self._job, self._sink.name)
+            and self.owner.is_older(one.lineage, one.writer, before)
             and one.id not in held
         ]
         found = self._coordinator.describe(old)

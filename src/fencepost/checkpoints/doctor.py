@@ -1,0 +1,264 @@
+"""Looks a checkpoint over, says what is wrong with it and what to do, and repairs what is provably right to repair.
+
+    start     the next start of the job mends it by itself, from the ledger
+    copy      the right bytes are in a savepoint: a sum in the checkpoint says that they are the right ones
+    restore   the newest epoch cannot be had back: begin anew from a savepoint
+    person    somebody has to look
+
+Only reads, unless it is told to repair; then it only puts files back, never removes or changes one that is whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+from typing import Literal
+
+from fencepost.checkpoints import savepoint as savepoints
+from fencepost.checkpoints import stale
+from fencepost.checkpoints.manifest import Savepoint, find
+from fencepost.checkpoints.parts import Part, Problem, examine, parts_of, problems, sizes
+from fencepost.checkpoints.reader import read
+from fencepost.errors import CheckpointRefused, FencepostError, Where
+from fencepost.ledger import LocalStore
+from fencepost.perform import ledger_folder
+from fencepost.protocol.order import State
+from fencepost.protocol.records import Damaged, decode, digest
+from fencepost.spark.checkpoint import SparkLog
+
+Cure = Literal["start", "copy", "restore", "person", "none"]
+
+STALE_FEW = 100
+READ_AT_START = 200_000_000
+"""Bytes of state; about two seconds."""
+
+BY_ITSELF = "Nothing: the next start puts it right, from the ledger."
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is not as it should be."""
+
+    code: str
+    name: str
+    """The file, relative to the checkpoint."""
+    what: str
+    cure: Cure
+    next: str
+    source: Path | None = None
+    """The file whose bytes are the right ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What was found, and who is ill."""
+
+    job: str
+    epoch: int
+    """The newest one that is done; -1 if the ledger cannot say."""
+    findings: tuple[Finding, ...]
+
+    @property
+    def is_whole(self) -> bool:
+        """Nothing is wrong."""
+        return not self.findings
+
+
+def diagnose(checkpoint: Path, savepoint_folders: Iterable[Path] = ()) -> Diagnosis:
+    """Look everything over that the next start needs. `savepoint_folders` are looked into besides the usual one."""
+    root = checkpoint.absolute()
+    copies = [copy for place in (root, *savepoint_folders) for copy in find(place)[0]]
+    try:
+        state = read(root)
+    except CheckpointRefused as error:
+        return Diagnosis("", -1, tuple(_of_the_ledger(root, error, copies)))
+    return Diagnosis(state.lineage.job, state.done_through, tuple(_of_the_rest(root, state, copies)))
+
+
+def repair(checkpoint: Path, diagnosis: Diagnosis) -> list[Finding]:
+    """Put back what a savepoint has; return what was put back. The damaged file is kept beside it."""
+    root = checkpoint.absolute()
+    done = []
+    for finding in diagnosis.findings:
+        if finding.cure == "copy" and finding.source is not None:
+            path = root / finding.name
+            if path.exists():
+                path.rename(path.with_name(f".{path.name}.damaged"))
+            LocalStore(root).replace(finding.name, finding.source.read_bytes())
+            done.append(finding)
+    return done
+
+
+def check_newest(checkpoint: Path, state: State) -> None:
+    """Before a start: refuse a newest epoch that is not whole; Spark would find out late, and say less.
+
+    Large state is read by Spark only: it compares the same sums, and twice would take too long.
+    """
+    wrong = _lost(checkpoint, state, most=READ_AT_START)
+    if wrong:
+        offers = ", ".join(str(one.path) for one in reversed(_good(find(checkpoint)[0], state))) or "none is there"
+        raise CheckpointRefused(
+            "snapshot_lost",
+            f"{len(wrong)} files that epoch {state.done_through} rests on are missing or changed: "
+            f"{'; '.join(map(str, wrong[:3]))}.",
+            where=Where(job=state.lineage.job, path=str(checkpoint)),
+            next=f"Run `fencepost doctor {checkpoint}`: it says what can be put back. Savepoints, newest first: "
+            f"{offers}.",
+        )
+
+
+def _lost(root: Path, state: State, most: float = inf) -> list[Problem]:
+    """What neither recovery nor a later look would mend. Spark's log is written anew from the ledger.
+
+    Of state of more than `most` bytes only the names are looked at.
+    """
+    if state.newest is None:
+        return []
+    rests = [part for part in parts_of(root, state.newest.epoch, state) if part.kind in ("state", "schema", "source")]
+    if sum(sizes(root, rests).values()) <= most:
+        return problems(root, rests)
+    gone = [part for part in rests if part.kind == "state" and not (root / part.name).is_file()]
+    return problems(root, [*gone, *(part for part in rests if part.kind != "state")])
+
+
+def _of_the_ledger(root: Path, error: FencepostError, copies: list[Savepoint]) -> Iterator[Finding]:
+    """Something stands in the way of reading the ledger at all."""
+    log = SparkLog(LocalStore(root))
+    if error.code != "ledger_damaged":
+        lineages = log.identity().ledgers
+        if error.code == "no_ledger" and len(lineages) == 1:
+            what = "it names another query than the ledger's, or none"
+            yield Finding("metadata_differs", "metadata", what, "person", f'Write {{"id":"{lineages[0]}"}} into it.')
+            return
+        yield Finding(error.code, ".", error.what, "person", error.next)
+        return
+    lineage = log.identity().metadata or log.identity().ledgers[0]
+    folder = ledger_folder(lineage)
+    names = [name for name in LocalStore(root).list(folder) if name.endswith(".json")]
+    bad = dict(_broken_records(root / folder, names))
+    for name, what in bad.items():
+        yield _with_copy(root, Finding("ledger_damaged", f"{folder}/{name}", what, "restore", _restore(copies)), copies)
+    if not bad:
+        yield Finding("ledger_damaged", folder, error.what, "restore", _restore(copies))
+
+
+def _broken_records(folder: Path, names: list[str]) -> Iterator[tuple[str, str]]:
+    """Records that are not whole, not where they belong, missing, or not followed by the one that follows them."""
+    whole: dict[int, tuple[str, bytes]] = {}
+    oldest = 1
+    for name in names:
+        try:
+            record = decode((folder / name).read_bytes())
+        except (Damaged, OSError) as error:
+            yield name, str(error)
+            continue
+        if f"{record.number:020d}.json" == name and record.lineage == folder.parent.name:
+            whole[record.number] = (record.prev, (folder / name).read_bytes())
+            oldest = record.oldest
+        else:
+            yield name, f"it holds record {record.number} of lineage {record.lineage}"
+    last = max((int(name[:-5]) for name in names if name[:-5].isdigit()), default=-1)
+    for number in (0, *range(max(1, oldest), last + 1)):
+        name = f"{number:020d}.json"
+        if name not in names:
+            yield name, "it is missing"
+        elif number in whole and number + 1 in whole and digest(whole[number][1]) != whole[number + 1][0]:
+            yield name, "the record after it was written after another one"
+
+
+def _of_the_rest(root: Path, state: State, copies: list[Savepoint]) -> Iterator[Finding]:
+    if state.sealed is not None:
+        where = state.sealed.place or "this folder, once the command is repeated"
+        yield Finding("sealed", ".", f"the lineage goes on in {where}", "person", "Start the job from there.")
+    if state.open is not None:
+        what = f"epoch {state.open.epoch} is decided and not known to be in every sink"
+        yield Finding("open_decision", ".", what, "start", "Nothing, if the job runs; else start it.")
+    yield from _of_the_log(root, state)
+    for lost in _lost(root, state):
+        finding = Finding("snapshot_lost", lost.name, lost.text, "restore", _restore(_good(copies, state)))
+        yield _with_copy(root, finding, copies, state)
+    left = stale.count(root)
+    if left > STALE_FEW:
+        yield Finding("stale_files", ".", f"{left} temporary files of writers that died", "start", BY_ITSELF)
+
+
+def _of_the_log(root: Path, state: State) -> Iterator[Finding]:
+    """Spark's own log, where it is needed: the ledger has its text."""
+    newest = state.newest
+    if newest is None:
+        return
+    wanted = {"metadata", *(f"{log}/{newest.epoch - back}" for log in ("offsets", "commits") for back in (0, 1))}
+    for part in parts_of(root, newest.epoch, state):
+        _, problem = examine(root, part) if part.name in wanted else (None, None)
+        if problem is not None:
+            yield Finding("spark_log_differs", part.name, problem.text, "start", BY_ITSELF)
+    for epoch in SparkLog(LocalStore(root)).names("commits"):
+        if epoch > newest.epoch and newest.cause != "restore":
+            what = f"Spark completed epoch {epoch}, and the newest decision is {newest.epoch}"
+            ahead = "The query ran without fencepost, or ledger records were removed: restore them from a copy."
+            yield Finding("spark_ahead", f"commits/{epoch}", what, "person", ahead)
+
+
+def _with_copy(root: Path, finding: Finding, copies: list[Savepoint], state: State | None = None) -> Finding:
+    """Is there a copy of the file whose sum is the one that the checkpoint itself says?"""
+    for copy in reversed(copies):
+        source = copy.copy / finding.name
+        if source.is_file() and finding.name in copy.files and _is_right(root, source, finding.name, state):
+            how = f"Its bytes are in savepoint {copy.name}: run the same command with --repair."
+            return Finding(finding.code, finding.name, finding.what, "copy", how, source)
+    return finding
+
+
+def _is_right(root: Path, source: Path, name: str, state: State | None) -> bool:
+    if state is None:
+        return _follows(root, source, name)
+    known = {part.name: part for part in parts_of(root, state.done_through, state)}
+    part = known.get(name) or next((part for part in known.values() if part.side == name), None)
+    if part is None or part.kind not in ("state", "schema", "source", "sum"):
+        return False
+    # The copy must fit what the checkpoint says of it: a sum in the ledger, or the side file that lies here.
+    sums = [part.sha256] if part.sha256 and part.name == name else []
+    data = source.read_bytes()
+    if sums:
+        return digest(data) == sums[0]
+    if part.side is None or part.name != name:
+        return False
+    return _fits_side(root, source, part)
+
+
+def _fits_side(root: Path, source: Path, part: Part) -> bool:
+    assert part.side is not None
+    inside = Path(part.name)
+    copied = source.parents[len(inside.parts) - 1]
+    here, there = root / part.side, copied / part.side
+    if not here.is_file() or not there.is_file() or here.read_bytes() != there.read_bytes():
+        return False
+    return examine(copied, part)[1] is None
+
+
+def _follows(root: Path, source: Path, name: str) -> bool:
+    """A record is the right one if the record after it was written after exactly these bytes."""
+    try:
+        data = source.read_bytes()
+        after = decode((root / name).with_name(f"{decode(data).number + 1:020d}.json").read_bytes())
+    except (Damaged, OSError):
+        return False
+    return after.prev == digest(data)
+
+
+def _good(copies: list[Savepoint], state: State) -> list[Savepoint]:
+    """Those of this lineage or of one before it."""
+    family = {state.lineage_id, *state.lineage.ancestors}
+    return [copy for copy in copies if copy.lineage in family]
+
+
+def _restore(copies: list[Savepoint]) -> str:
+    for copy in reversed(copies):
+        if not savepoints.verify(copy):
+            return (
+                f"The newest good savepoint is of epoch {copy.epoch}: fencepost savepoint restore {copy.path} --to NEW "
+                "--sink … and --parent CHECKPOINT, or --parent-lost if its ledger is what is damaged."
+            )
+    return "There is no good savepoint: restore the folder from a backup, or begin a new checkpoint."

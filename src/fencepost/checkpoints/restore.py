@@ -1,0 +1,231 @@
+"""Goes on from an earlier epoch: of the checkpoint itself (rewind), or of a savepoint, at another place.
+
+    rewind     seal ─► found ─► switch, all in the checkpoint; its state files stay, the next start cuts Spark's log
+    restore    verify ─► seal the parent ─► copy into a hidden folder, found there ─► the folder gets its name
+    fork       the same without the seal, under another job's name
+
+What is interrupted is repeated with the same command. Never makes two checkpoints of one lineage, and never leaves a
+parent able to decide whose rows a child counts on.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from fencepost import faults
+from fencepost.checkpoints import savepoint as savepoints
+from fencepost.checkpoints.manifest import Savepoint
+from fencepost.checkpoints.parts import Part, examine, parts_of
+from fencepost.checkpoints.reader import read
+from fencepost.checkpoints.relocate import relocate
+from fencepost.driver import now, this_process, unusable
+from fencepost.errors import BadConfig, CheckpointRefused, Where
+from fencepost.ledger import LocalStore
+from fencepost.ledger.local import make_folder, sync_folder
+from fencepost.perform import Performer, ledger_folder
+from fencepost.protocol import lineages
+from fencepost.protocol.lineages import UNTOUCHED, Anew, Fate
+from fencepost.protocol.order import State
+from fencepost.protocol.records import Epoch
+from fencepost.spark.checkpoint import SparkLog
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """What goes on, and how much it does in silence first."""
+
+    path: Path
+    job: str
+    lineage: str
+    epoch: int
+    quiet: int
+
+
+def rewind(checkpoint: Path, epoch: int, fate: Fate) -> Begun:
+    """Let a checkpoint go on after an earlier epoch of its own; its job must be stopped."""
+    root = checkpoint.absolute()
+    state = read(root)
+    plan = Anew(state.lineage.job, Epoch(epoch), fate, this_process(), str(uuid.uuid4()), now)
+    try:
+        _performer(root).run(lineages.rewind(plan, state.lineage_id))
+    except OSError as error:
+        raise unusable(error, state.lineage.job, str(root)) from error
+    return _begun(root)
+
+
+def restore(
+    savepoint: Savepoint,
+    to: Path,
+    *,
+    fate: Fate | None = None,
+    parent: Path | None = None,
+    fork: str | None = None,
+) -> Begun:
+    """Make a new checkpoint of a savepoint.
+
+    Args:
+        savepoint: The copy to begin from.
+        to: The new checkpoint's folder; it must not exist.
+        fate: What becomes of rows that the targets hold of later epochs; not for a fork, which has its own targets.
+        parent: The checkpoint that the savepoint was made of: it is sealed. None: it is lost, or goes on beside a fork.
+        fork: The name of the second job.
+    """
+    place = to.absolute()
+    origin = _trusted(savepoint)
+    if fork is not None:
+        fate = "again"
+    assert fate is not None
+    plan = Anew(
+        fork or savepoint.job,
+        Epoch(savepoint.epoch),
+        fate,
+        this_process(),
+        str(uuid.uuid4()),
+        now,
+        str(place),
+    )
+    before = None if parent is None else _parent(parent.absolute(), savepoint, plan)
+    if before is None and fate == "quiet":
+        raise BadConfig(
+            "quiet_needs_parent",
+            "Only the parent's ledger says up to where its targets hold rows.",
+            where=Where(job=plan.job),
+            safe=UNTOUCHED,
+            next="Name the parent checkpoint, or choose overwrite (keyed sinks) or again (an emptied target).",
+        )
+    try:
+        if before is not None and parent is not None:
+            before = _performer(parent.absolute()).run(lineages.seal(plan, before))
+        if place.exists():
+            return _already(place, before, plan)
+        _build(savepoint, origin, before, parent, plan, fork=fork is not None)
+    except OSError as error:
+        raise unusable(error, plan.job, str(place)) from error
+    return _begun(place)
+
+
+def _trusted(savepoint: Savepoint) -> State:
+    wrong = savepoints.verify(savepoint)
+    if wrong:
+        raise CheckpointRefused(
+            "savepoint_damaged",
+            f"{len(wrong)} files of the savepoint are not whole: {'; '.join(map(str, wrong[:3]))}.",
+            where=Where(job=savepoint.job, path=str(savepoint.path)),
+            safe=UNTOUCHED,
+            next="Choose another one: fencepost savepoint list FOLDER.",
+        )
+    return read(savepoint.copy)
+
+
+def _parent(path: Path, savepoint: Savepoint, plan: Anew) -> State:
+    state = read(path)
+    if savepoint.lineage not in (state.lineage_id, *state.lineage.ancestors):
+        raise BadConfig(
+            "not_the_parent",
+            "The savepoint was made of another checkpoint.",
+            where=Where(job=plan.job, path=str(path)),
+            safe=UNTOUCHED,
+            next="Name the checkpoint that it was made of; `fencepost savepoint show` has its lineage.",
+        )
+    if plan.fate == "quiet":
+        kept = [decision.epoch for _, decision in state.decisions]
+        if savepoint.lineage != state.lineage_id or not kept or kept[0] > plan.epoch + 1:
+            raise CheckpointRefused(
+                "range_not_retained",
+                f"The parent no longer has the ranges of all epochs after {plan.epoch}, which quiet runs again.",
+                where=Where(job=plan.job, path=str(path)),
+                safe=UNTOUCHED,
+                next="Choose overwrite (keyed sinks) or again (an emptied target), or a newer savepoint.",
+            )
+    return state
+
+
+def _already(place: Path, before: State | None, plan: Anew) -> Begun:
+    """A command that was repeated after its last step is done; any other folder is somebody's."""
+    with suppress(CheckpointRefused):
+        if before is not None and before.sealed is not None and read(place).lineage_id == before.sealed.next:
+            return _begun(place)
+    raise BadConfig(
+        "place_taken",
+        "There is something at the new place already.",
+        where=Where(job=plan.job, path=str(place)),
+        safe="Safe: it was not touched.",
+        next="Name a folder that does not exist.",
+    )
+
+
+def _build(
+    savepoint: Savepoint, origin: State, before: State | None, parent: Path | None, plan: Anew, *, fork: bool
+) -> None:
+    """Everything in a hidden folder, durable, before it gets its name."""
+    place = Path(plan.place)
+    make_folder(place.parent)
+    for left in place.parent.glob(f".{place.name}.*.restore"):
+        shutil.rmtree(left, ignore_errors=True)  # of an attempt that died: there is one parent, and it is sealed
+    temp = place.parent / f".{place.name}.{uuid.uuid4().hex}.restore"
+    temp.mkdir()
+    try:
+        ledger = ledger_folder(origin.lineage_id)
+        for name in savepoint.files:
+            if not name.startswith((f"{ledger}/", "metadata", ".metadata")):
+                copy_file(savepoint.copy, temp, name)
+        if before is not None and parent is not None and plan.fate == "quiet":
+            _copy_sources(parent.absolute(), before, temp)
+        faults.reach("restore.copied")
+        moved = SparkLog(LocalStore(temp)).sums(relocate(temp, place))
+        child = _performer(temp).run(lineages.found(plan, origin, before, fork=fork, moved=moved))
+        _copy_topics(temp, origin.lineage_id, child)  # a fork has no ancestors to look them up with
+        SparkLog(LocalStore(temp)).name_lineage(child)
+        for folder, _, _ in os.walk(temp, topdown=False):
+            sync_folder(Path(folder))
+        faults.reach("restore.built")
+        temp.rename(place)
+        sync_folder(place.parent)
+    finally:
+        shutil.rmtree(temp, ignore_errors=True)
+
+
+def _copy_sources(parent: Path, before: State, to: Path) -> None:
+    """The files that the quiet epochs read, as the parent listed them."""
+    for part in parts_of(parent, before.done_through, before):
+        if Path(part.name).parts[0] == "sources" and not (to / part.name).exists():
+            copy_file(parent, to, part.name)
+
+
+def copy_file(root: Path, to: Path, name: str) -> None:
+    """Copy one file, durably; its name becomes durable with its folder."""
+    target = to / name
+    make_folder(target.parent)
+    with open(target, "xb") as out:
+        _, problem = examine(root, Part(name, "other"), out)
+        out.flush()
+        os.fsync(out.fileno())
+    if problem is not None:
+        raise CheckpointRefused(
+            "copy_failed",
+            f"{problem}.",
+            where=Where(path=str(root)),
+            safe="Safe: the copy is thrown away.",
+            next="See that nobody changes the folder, then repeat the command.",
+        )
+
+
+def _copy_topics(root: Path, was: str, now_: str) -> None:
+    store = LocalStore(root)
+    for name in store.list(f"fencepost/{was}/topics"):
+        store.create(f"fencepost/{now_}/topics/{name}", store.read(f"fencepost/{was}/topics/{name}") or b"")
+
+
+def _performer(root: Path) -> Performer:
+    store = LocalStore(root)
+    return Performer("", store, SparkLog(store), {})
+
+
+def _begun(path: Path) -> Begun:
+    state = read(path)
+    return Begun(path, state.lineage.job, state.lineage_id, state.lineage.first_epoch, len(state.lineage.quiet))

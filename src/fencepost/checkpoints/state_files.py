@@ -1,0 +1,181 @@
+"""The state of one epoch as files: what Spark would load for each store of each partition of each operator.
+
+Version v of a store is what epoch v-1 left. It is loaded from the newest snapshot at or below v, and from what each
+version above that changed. With state of format 2 a file's name carries the id of the attempt that wrote it, and
+`commits/<v-1>` says whose counts; what other attempts left lies beside it and does not matter.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fencepost.spark.checkpoint import state_ids
+
+SNAPSHOTS = (".zip", ".snapshot")
+CHANGES = (".changelog", ".delta")
+BAD_JSON: tuple[type[Exception], ...] = (OSError, ValueError, KeyError, TypeError, AttributeError)
+BAD_ZIP: tuple[type[Exception], ...] = (*BAD_JSON, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError)
+"""What Python raises over damaged ones."""
+NOT_STORES = ("SSTs", "logs", "_metadata")
+
+
+@dataclass(frozen=True, slots=True)
+class StateFile:
+    """One file under `state/`."""
+
+    name: str
+    operator: str
+    partition: int | None = None
+    schema: bool = False
+    size: int | None = None
+    side: str | None = None
+    spark_side: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Store:
+    """One store of one partition: its folder, and the id that each version must have; None with format 1."""
+
+    folder: Path
+    operator: str
+    partition: int
+    ids: Mapping[int, str] | None
+
+
+def find(root: Path, epoch: int, snapshots: Mapping[int, str]) -> Iterator[StateFile]:
+    """Every state file that `epoch` rests on, there or not. `snapshots`: the texts of `commits`, by epoch."""
+    by_epoch = {number: state_ids(text) for number, text in snapshots.items() if number <= epoch}
+    newest = by_epoch.get(epoch, {})
+    for operator in sorted({*newest, *_numbered(root / "state")}, key=int):
+        folder = root / "state" / operator
+        yield from _schemas(root, folder, epoch)
+        if operator in newest:
+            for partition, ids in enumerate(newest[operator]):
+                for place in range(len(ids)):
+                    yield from _walk(root, _located(folder, partition, place, by_epoch), epoch + 1)
+        else:
+            for partition in sorted(map(int, _numbered(folder))):
+                for store in _stores(folder / str(partition)):
+                    yield from _walk(root, _Store(store, operator, partition, None), epoch + 1)
+
+
+def tables_of(snapshot: Path) -> dict[str, int] | None:
+    """The tables that a snapshot of RocksDB's names, by path beside it, with their sizes; None if it cannot be read."""
+    try:
+        with zipfile.ZipFile(snapshot) as archive:
+            if archive.testzip() is not None:
+                return None
+            _, _, text = archive.read("metadata").decode().partition("\n")
+        said = json.loads(text)
+        tables = {f"SSTs/{file['dfsSstFileName']}": file["sizeBytes"] for file in said["sstFiles"]}
+        return tables | {f"logs/{file['dfsLogFileName']}": file["sizeBytes"] for file in said.get("logFiles") or ()}
+    except BAD_ZIP:
+        return None
+
+
+def _located(folder: Path, partition: int, place: int, by_epoch: Mapping[int, dict[str, list[list[str]]]]) -> _Store:
+    """Which of a partition's stores (a join has several) the ids at this place of the list belong to: the one that has
+    files with them.
+    """
+    ids = {}
+    for number, operators in by_epoch.items():
+        partitions = operators.get(folder.name, [])
+        if partition < len(partitions) and place < len(partitions[partition]):
+            ids[number + 1] = partitions[partition][place]
+    wanted = {f"{version}_{unique}" for version, unique in ids.items()}
+    for store in _stores(folder / str(partition)):
+        if store.is_dir() and any(name.split(".")[0] in wanted for name in os.listdir(store)):
+            return _Store(store, folder.name, partition, ids)
+    return _Store(folder / str(partition), folder.name, partition, ids)
+
+
+def _walk(root: Path, store: _Store, version: int) -> Iterator[StateFile]:
+    """From the newest version down to the first that has a snapshot; version 0 is empty."""
+    for number in range(version, 0, -1):
+        stem = str(number) if store.ids is None else f"{number}_{store.ids.get(number, 'unknown')}"
+        snapshot = next((stem + end for end in SNAPSHOTS if (store.folder / (stem + end)).is_file()), None)
+        change = next((stem + end for end in CHANGES if (store.folder / (stem + end)).is_file()), None)
+        if snapshot:
+            file = _file(root, store, snapshot)
+            # Spark uploads a snapshot when it has time, and its sum in another thread: a job that was killed in between
+            # leaves one without. What it rests on otherwise is still there, and is as good.
+            unsummed = file.side is not None and change is not None and not (root / file.side).is_file()
+            yield replace(file, side=None, spark_side=False) if unsummed else file
+            yield from _tables(root, store, snapshot)
+            if not unsummed:
+                return
+        yield _file(root, store, change or stem + CHANGES[store.ids is None])
+
+
+def _tables(root: Path, store: _Store, snapshot: str) -> Iterator[StateFile]:
+    if snapshot.endswith(".zip"):
+        for name, size in (tables_of(store.folder / snapshot) or {}).items():
+            table = store.folder / name
+            side = table.with_name(f".{table.name}.crc").relative_to(root).as_posix()
+            yield StateFile(table.relative_to(root).as_posix(), store.operator, store.partition, size=size, side=side)
+
+
+def _file(root: Path, store: _Store, name: str) -> StateFile:
+    """With format 2 Spark always writes a sum beside it; Hadoop does if plain Spark wrote to a local disk."""
+    path = (store.folder / name).relative_to(root).as_posix()
+    if store.ids is not None:
+        return StateFile(path, store.operator, store.partition, side=f"{path}.crc", spark_side=True)
+    hadoop = store.folder / f".{name}.crc"
+    side = hadoop.relative_to(root).as_posix() if hadoop.is_file() else None
+    return StateFile(path, store.operator, store.partition, side=side)
+
+
+def _schemas(root: Path, operator: Path, epoch: int) -> Iterator[StateFile]:
+    """What the rows of the state look like: per operator, and in its first partition per store."""
+    found = [operator / "_metadata" / "metadata"]
+    if (operator / "_stateSchema").is_dir() or (operator / "_metadata" / "v2").is_dir():
+        # transformWithState: a new file whenever the variables change, named by the epoch from which it counts.
+        found = [file for folder in ("_metadata/v2", "_stateSchema") for file in _files(operator / folder)]
+        found = [file for file in found if int(file.name.split("_")[0]) <= epoch]
+        found += [*_named_schemas(operator)] or [operator / "_metadata" / "v2" / "0"]
+    else:
+        found += [store / "_metadata" / "schema" for store in _stores(operator / "0")]
+    for file in dict.fromkeys(found):
+        hadoop = file.with_name(f".{file.name}.crc")
+        side = hadoop.relative_to(root).as_posix() if hadoop.is_file() else None
+        yield StateFile(file.relative_to(root).as_posix(), operator.name, schema=True, side=side)
+
+
+def _named_schemas(operator: Path) -> Iterator[Path]:
+    """Schema files that an operator's metadata names; the folder before the name may be where it once was."""
+    for file in _files(operator / "_metadata" / "v2"):
+        for name in schema_paths(file):
+            store, base = name.split("/")[-2:]
+            yield operator / "_stateSchema" / store / base
+
+
+def schema_paths(metadata: Path) -> list[str]:
+    """The schema files that an operator's metadata of version 2 names: whole paths, as Spark wrote them."""
+    try:
+        _, _, text = metadata.read_text().partition("\n")
+        stores = json.loads(text)["stateStoreInfo"]
+        return [path for store in stores for path in store.get("stateSchemaFilePaths", ())]
+    except BAD_JSON:
+        return []
+
+
+def _files(folder: Path) -> list[Path]:
+    """Whole files below a folder; side files and halves of a write that died begin with a dot."""
+    return sorted(file for file in folder.rglob("[0-9]*") if file.is_file())
+
+
+def _stores(partition: Path) -> list[Path]:
+    if not partition.is_dir():
+        return [partition]
+    named = [folder for folder in sorted(partition.iterdir()) if folder.is_dir() and folder.name not in NOT_STORES]
+    return named or [partition]
+
+
+def _numbered(folder: Path) -> list[str]:
+    return [entry.name for entry in folder.iterdir() if entry.name.isdigit()] if folder.is_dir() else []

@@ -1,0 +1,284 @@
+"""State backends: each is exact after failures in the living process; what a checkpoint was begun with stays.
+
+`test_kill_state.py` kills them for real.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from flaky import Boom, Flaky
+from streams import Place, decisions, records, table
+
+import fencepost as fp
+from fencepost import state, volatile
+from fencepost.errors import BadConfig, CheckpointRefused, GuaranteeTooHigh, TargetRefused
+from fencepost.spark import lock, session
+
+pytestmark = [pytest.mark.spark]
+
+BACKENDS = {
+    "rocksdb": fp.RocksDB(),
+    "rocksdb_full": fp.RocksDB(incremental=False),
+    "file_system": fp.FileSystem(),
+    "memory": fp.Memory(),
+}
+
+
+def on(place: Place, backend: Any) -> dict[str, Any]:
+    """Settings of a job."""
+    return {"state": backend, "checkpoint": None if isinstance(backend, fp.Memory) else place.checkpoint}
+
+
+def counting(place: Place, spark: Any, sink: fp.Sink | None = None, **settings: Any) -> fp.Job:
+    job = place.job(spark, **{"name": place.root.name, **settings})
+    words = place.text(job).selectExpr("explode(split(value, ' ')) AS word")
+    return job.write(words.groupBy("word").count(), sink or place.counts_sink())
+
+
+def checkpoint_of(place: Place, backend: Any) -> Path:
+    return Path(volatile.folder(place.root.name)) if isinstance(backend, fp.Memory) else place.checkpoint
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_a_query_that_fails_before_and_after_a_decision_goes_on_in_the_living_process(
+    spark: Any, place: Place, name: str
+) -> None:
+    backend = BACKENDS[name]
+    place.say("a b", "a")
+    for method in ("verify", "commit"):
+        place.say("b c", "a")
+        with pytest.raises(fp.Retryable):
+            counting(place, spark, Flaky(place.counts_sink(), method, at=2), **on(place, backend)).run()
+    counting(place, spark, **on(place, backend)).run(until="available")
+    assert place.expected() == place.counts()
+    checkpoint = checkpoint_of(place, backend)
+    kinds = {file.suffix for file in checkpoint.glob("state/0/*/[0-9]*")}
+    assert {"rocksdb": {".changelog"}, "rocksdb_full": {".zip"}}.get(name, {".delta"}) == kinds - {".crc"}
+    assert state.formats(backend) == records(checkpoint)[0]["body"]["formats"]
+
+
+DRAWN = "floor(rand() * 1e12) * CAST(split(value, ' ')[1] AS BIGINT) AS drawn"
+
+
+def drawing(place: Place, spark: Any, sink: fp.Sink | None = None) -> fp.Job:
+    """The sum of random numbers for a word; `a 0` draws none, so that its sum must stay what it was."""
+    job = place.job(spark, name="draw", state=fp.FileSystem())
+    drawn = place.text(job).selectExpr("split(value, ' ')[0] AS word", DRAWN)
+    return job.write(drawn.groupBy("word").agg({"drawn": "sum"}).toDF("word", "sum"), sink or place.counts_sink())
+
+
+def tend(spark: Any, place: Place, run_id: str) -> None:
+    """What Spark's own thread does once a minute with every store that is loaded, also a query's that has ended."""
+    from py4j.java_gateway import JavaClass  # noqa: PLC0415 - pyspark may be absent where tests are collected
+
+    stores: Any = getattr(
+        JavaClass(f"{lock.STATE}.StateStore$", spark.sparkContext._gateway._gateway_client), "MODULE$"
+    )
+    for store in lock.stores_in(spark, str(place.checkpoint), run_id):
+        stores.doMaintenanceAndUnload(store)
+
+
+def sums_around_a_restart(place: Place, spark: Any, when: str) -> tuple[Any, Any]:
+    """What is in the sink when an epoch has run twice, and what it becomes when its state is read from the files.
+
+    Spark tends the dropped attempt's stores during that epoch, or after its second run.
+    """
+
+    class Tended(Flaky):
+        def reached(self) -> None:
+            runs.extend(str(query.runId) for query in spark.streams.active)
+            if when == "during":
+                tend(spark, place, runs[0])
+            super().reached()
+
+    runs: list[str] = []
+    place.say("a 1", "a 1", "a 1", "a 1")
+    drawing(place, spark).run(until="available")
+    place.say("a 1")
+    with pytest.raises(fp.Retryable):
+        drawing(place, spark, Tended(place.counts_sink(), "verify")).run()
+    drawing(place, spark).run(until="available")
+    before = place.counts()
+    if when == "after":
+        tend(spark, place, runs[0])
+    place.say("a 0")
+    drawing(place, spark).run(until="available")
+    return before, place.counts()
+
+
+@pytest.fixture
+def snapshots_soon(spark: Any) -> Any:
+    """Spark writes a whole heap state after the second change."""
+    with session.settings(spark, {"spark.sql.streaming.stateStore.minDeltasForSnapshot": "1"}):
+        yield
+
+
+@pytest.mark.usefixtures("snapshots_soon")
+@pytest.mark.parametrize("when", ["during", "after"])
+def test_state_of_a_dropped_attempt_is_never_read_again(spark: Any, place: Place, when: str) -> None:
+    before, after = sums_around_a_restart(place, spark, when)
+    assert before == after
+
+
+@pytest.mark.usefixtures("snapshots_soon")
+@pytest.mark.parametrize(
+    ("when", "care"), [("during", "fencepost.state.cut"), ("after", "fencepost.spark.lock._close")]
+)
+def test_without_that_care_it_is_read(
+    spark: Any, place: Place, monkeypatch: pytest.MonkeyPatch, when: str, care: str
+) -> None:
+    """The sabotaged twins: Spark lets the dropped attempt's store write its whole state, and reads that.
+
+    Not if its own thread, which comes once a minute, has tended the store in between; so there are three tries.
+    """
+    monkeypatch.setattr(care, lambda *_: None)
+    tries = (sums_around_a_restart(Place(place.root / name), spark, when) for name in "abc")
+    assert any(before != after for before, after in tries)
+
+
+def test_a_checkpoint_keeps_the_backend_it_was_begun_with(spark: Any, place: Place) -> None:
+    place.say("a b")
+    counting(place, spark, state=fp.FileSystem(place.checkpoint), checkpoint=None).run(until="available")
+    place.say("a")
+    before = len(records(place.checkpoint))
+    for other in (fp.RocksDB(), fp.RocksDB(incremental=False)):
+        with pytest.raises(CheckpointRefused) as refused:
+            counting(place, spark, state=other).run(until="available")
+        assert "state_changed" == refused.value.code
+        assert "fp.FileSystem()" in refused.value.what
+        assert f"fp.{other}" in refused.value.what
+    assert before == len(records(place.checkpoint)), "a start that is refused takes nothing over"
+    counting(place, spark).run(until="available")
+    assert place.expected() == place.counts()
+    assert 2 == len(list(place.checkpoint.glob("state/0/0/*.delta")))
+
+
+def test_check_says_what_the_state_allows(spark: Any, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.say("a")
+    links = {link.part: link for link in counting(place, spark, state=fp.FileSystem()).links()}
+    assert "a lock keeps a second driver out" in links["state on the heap"].reason
+    links = {link.part: link for link in counting(place, spark, state=fp.Memory(), checkpoint=None).links()}
+    assert "when the process ends, state and checkpoint are lost" in links["state in memory"].reason
+    job = place.job(spark)
+    assert not [
+        link for link in job.write(place.text(job), place.counts_sink()).links() if link.part.startswith("state")
+    ]
+
+    monkeypatch.setattr(spark.sparkContext, "master", "local[2,4]")
+    with pytest.raises(GuaranteeTooHigh) as refused:
+        counting(place, spark, state=fp.FileSystem()).run()
+    assert "tasks that fail are tried again" in refused.value.what
+    assert "fp.RocksDB()" in refused.value.next
+    assert counting(place, spark, state=fp.FileSystem(), guarantee="at_least_once").check().holds
+    assert counting(place, spark).check().holds, "RocksDB's files carry the attempt's id"
+
+
+@pytest.mark.parametrize(
+    ("master", "settings", "safe"),
+    [
+        ("local[2]", {}, True),
+        ("local[*]", {}, True),
+        ("local", {}, True),
+        ("local[2,1]", {}, True),
+        ("local[2,3]", {}, False),
+        ("local-cluster[2,1,1024]", {}, False),
+        ("spark://there:7077", {}, False),
+        ("local[2]", {"spark.speculation": "true"}, False),
+        ("local[2]", {session.STAGE_ATTEMPTS: "4"}, False),
+    ],
+)
+def test_state_on_the_heap_needs_one_executor_and_one_attempt(
+    master: str, settings: dict[str, str], safe: bool
+) -> None:
+    conf = {session.STAGE_ATTEMPTS: "1"} | settings
+    pretended = SimpleNamespace(sparkContext=SimpleNamespace(master=master, getConf=lambda: conf))
+    assert safe == (session.runs_tasks_twice(pretended) is None)
+
+
+def test_keyed_state_on_the_heap_is_refused(spark: Any, place: Place) -> None:
+    place.say("a")
+    job = place.job(spark, state=fp.FileSystem())
+    summed = fp.map_with_state(place.text(job), by="value", state="n BIGINT", output="n BIGINT")(
+        lambda row, had: (1, had)
+    )
+    job.write(summed, place.counts_sink())
+    with pytest.raises(BadConfig) as refused:
+        job.run(until="available")
+    assert "keyed_state_needs_rocksdb" == refused.value.code
+    assert not place.checkpoint.exists()
+
+
+HOLD = """
+import fcntl, sys
+file = open(sys.argv[1], "r+b")
+fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_second_driver_waits_for_the_first_ones_lock_and_is_refused(
+    spark: Any, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.say("a")
+    counting(place, spark, state=fp.FileSystem()).run(until="available")
+    place.say("a b")
+    before = len(records(place.checkpoint))
+    monkeypatch.setattr(lock, "PATIENCE_S", 0.2)
+    command = [sys.executable, "-c", HOLD, str(place.checkpoint / lock.FILE)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert "held\n" == other.stdout.readline()
+        with pytest.raises(CheckpointRefused) as refused:
+            counting(place, spark).run(until="available")
+        other.communicate("")
+    assert "driver_alive" == refused.value.code
+    assert "process" in refused.value.what, "the ledger knows who took over last"
+    assert before == len(records(place.checkpoint)), "the driver that lives is not fenced"
+    counting(place, spark).run(until="available")
+    assert place.expected() == place.counts()
+
+
+def test_the_lock_is_the_jvms_as_long_as_the_query_runs(
+    spark: Any, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also after a second start in the same JVM was refused: POSIX would let go when any descriptor is closed."""
+    place.say("a")
+    job = counting(place, spark, state=fp.FileSystem())
+    job.start().processAllAvailable()
+    monkeypatch.setattr(lock, "PATIENCE_S", 0.2)
+    with pytest.raises(CheckpointRefused):
+        lock.StateLock.take(spark, str(place.checkpoint), "twin")
+    command = [sys.executable, "-c", HOLD, str(place.checkpoint / lock.FILE)]
+    assert 0 != subprocess.run(command, check=False, capture_output=True, input=b"").returncode
+    job.stop()
+    assert 0 == subprocess.run(command, check=False, capture_output=True, input=b"").returncode
+
+
+def test_a_checkpoint_in_memory_goes_on_in_its_process_and_is_lost_with_it(
+    spark: Any, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for lines in (["a b"], ["a"]):  # two job objects, one checkpoint
+        place.say(*lines)
+        counting(place, spark, **on(place, fp.Memory())).run(until="available")
+    assert place.expected() == place.counts()
+    assert 2 == len(decisions(checkpoint_of(place, fp.Memory())))
+    monkeypatch.setattr(volatile, "_mine", {})  # as another process would have it
+    with pytest.raises(TargetRefused) as refused:
+        counting(place, spark, **on(place, fp.Memory())).run(until="available")
+    volatile.remove()
+    assert "target_of_another_lineage" == refused.value.code
+
+
+def test_a_failure_of_the_second_start_does_not_keep_the_lock(spark: Any, place: Place) -> None:
+    place.say("a")
+    with pytest.raises(Boom):
+        counting(place, spark, Flaky(place.counts_sink(), "preflight"), state=fp.FileSystem()).run()
+    counting(place, spark, state=fp.FileSystem()).run(until="available")
+    assert [("a", 1)] == table(place.database, "counts")
