@@ -3,7 +3,7 @@ python := .venv/bin/python
 N ?= 20
 ARGS ?=
 
-.PHONY: help demo test lint model kill kafka databases bench bench-kafka bench-sinks jar wheel clean setup
+.PHONY: help demo test lint model kill power kafka databases bench bench-kafka bench-sinks bench-state jar wheel clean setup
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,6 +26,9 @@ model: setup ## run the protocol through every crash, in memory
 kill: setup ## kill a real job N times and count its output (N=20 ARGS="--workload kafka")
 	@$(python) -m fencepost.prove.kill $(N) $(ARGS)
 
+power: setup ## cut a real job's power N times, and plain Spark's (root; N=200 ARGS="--seed 7")
+	@$(python) -m fencepost.prove.power $(N) $(ARGS)
+
 kafka: setup ## run a local Kafka broker until Ctrl-C
 	@$(python) -m fencepost.prove.rig.kafka $(ARGS)
 
@@ -40,6 +43,9 @@ bench-kafka: setup ## measure Kafka to Kafka beside plain Spark's own sink
 
 bench-sinks: setup ## measure databases beside their own bulk paths and foreachBatch by hand
 	@$(python) -m bench.sinks $(ARGS)
+
+bench-state: setup ## measure state backends: bytes and time of an epoch, time of a restore
+	@$(python) -m bench.state $(ARGS)
 
 jar: setup ## build spark/fencepost.jar from java/ (needs a JDK 17)
 	@$(python) java/build.py $(ARGS)

@@ -89,3 +89,14 @@ def test_the_log_names_every_visit_and_the_one_that_killed(tmp_path: Path) -> No
     process = visit("a", "b", "a", FENCEPOST_FAULT="b=kill", FENCEPOST_FAULT_LOG=str(log))
     assert (-signal.SIGKILL, ["a"]) == end(process)
     assert ["a", "b"] == log.read_text().split()
+
+
+def test_fail_raises_what_a_broken_disk_would_and_the_process_lives_on() -> None:
+    faults.arm({faults.ARM: "a=fail@2"})
+    try:
+        faults.reach("a")
+        with pytest.raises(OSError, match="injected"):
+            faults.reach("a")
+        faults.reach("a")
+    finally:
+        faults.arm({})

@@ -22,7 +22,7 @@ def matches(spark: Any, key: Any, typed: Sequence[str], where: Where) -> str:
         kind = columns[path]
         parsed = f"try_cast({_literal(value)} AS {kind.simpleString()})"
         # Read once, by itself: a text that is no such value would match nothing, and nobody would know why.
-        if spark.sql(f"SELECT {parsed} IS NULL AS bad").first().bad:
+        if spark.range(1).selectExpr(f"{parsed} IS NULL AS bad").first().bad:
             raise BadConfig(
                 "bad_key",
                 f"A text given for the key column {'.'.join(path)!r} is no {kind.simpleString()}.",

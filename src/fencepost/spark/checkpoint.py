@@ -154,7 +154,10 @@ class SparkLog:
             departed = (self._store.read(f"{DEPARTED}/{source}") or b"").decode()
             end = ends[source] if source in ends else _log_offset(departed)
             return (-1, -1) if end is None else (end, end)
-        if source in ends and len(ends) == len(self._store.list("sources")):
+        if int(source) >= len(ends):
+            return (-1, -1)  # there are never more sources than lines: left by a start that had more of them
+        folders = [name for name in self._store.list("sources") if name.isdigit() and int(name) < len(ends)]
+        if source in ends and len(ends) == len(folders):
             end = ends[source]
             return (-1, -1) if end is None else (end, end)
         known = [end for end in ends.values() if end is not None]

@@ -69,7 +69,8 @@ def map_with_state(
     grows for ever. Return None as the state to forget a key with its timers, or set `ttl`.
 
     The state is read and written once per key and epoch, however many records there are, and written only if it
-    changed. Fields may be added to `state` later; old keys have None there. None may be removed or change its type.
+    changed. Fields may be added to `state` later; old keys have None there. One that is taken away is lost with
+    what it held; none may change its type.
 
     Args:
         df: A streaming DataFrame.
@@ -105,16 +106,21 @@ def map_with_state(
         _check_timer_keys(df, keys)
 
     def with_function(fn: Callable[..., Any]) -> DataFrame:
-        takes_timers = _parameters(fn, "fn", 2) == 3
-        if takes_timers and on_timer is None:
-            raise BadConfig(
-                "no_on_timer",
-                "fn takes timers, and nothing would be called when they are due.",
-                next="Give on_timer=… and time='event' or time='processing', or take only (record, state).",
-            )
+        takes_timers = _takes_timers(fn, on_timer)
         return _planned(df, {**told, "fn": fn, "fn_takes_timers": takes_timers}, clock)
 
     return with_function
+
+
+def _takes_timers(fn: Callable[..., Any], on_timer: Callable[..., Any] | None) -> bool:
+    takes_timers = _parameters(fn, "fn", 2) == 3
+    if takes_timers and on_timer is None:
+        raise BadConfig(
+            "no_on_timer",
+            "fn takes timers, and nothing would be called when they are due.",
+            next="Give on_timer=… and time='event' or time='processing', or take only (record, state).",
+        )
+    return takes_timers
 
 
 def _planned(df: DataFrame, told: dict[str, Any], clock: str) -> DataFrame:
@@ -331,8 +337,8 @@ def schema_refused(text: str) -> CheckpointRefused | None:
     return CheckpointRefused(
         "state_schema",
         "The state in the checkpoint does not fit the plan: a key's or a state's fields have changed.",
-        next="Fields may only be added to the state of map_with_state, and only in a job without other state (an "
-        "aggregate, a join). Take the change back, or begin a new checkpoint.",
+        next="Fields may be added to the state of map_with_state, but none may change its type, and only in a job "
+        "without other state (an aggregate, a join). Take the change back, or begin a new checkpoint.",
     )
 
 

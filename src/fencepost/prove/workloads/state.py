@@ -16,6 +16,7 @@ from fencepost.prove.workloads.files import KEYS, FilesWorkload
 
 BACKENDS = ("rocksdb", "rocksdb-full", "filesystem", "memory")
 PLANS = ("update", "append")
+FILES = "a sink of files (--plan append, or a RocksDB)"
 BEGAN = 1_700_000_000
 PLACES = {"update": ("counts:sqlite", "drawn:sqlite", "sums:files"), "append": ("windows:files", "joined:files")}
 """What each plan holds, and in what; `sums` only where the backend knows keyed state."""
@@ -45,6 +46,12 @@ class StateWorkload(FilesWorkload):
     job: ClassVar = "fencepost.prove.workloads.state_job"
     checker: ClassVar = "recount_state.py"
     attacks: ClassVar = (STATE, JVM, TASK, SLEEPER, MOMENT)
+    out_of_reach: ClassVar = {
+        **FilesWorkload.out_of_reach,
+        "publish.*": FILES,
+        "recover.abort": FILES,
+        "vote.during": "a sink of a database (--plan update)",
+    }
 
     @property
     def alone(self) -> bool:

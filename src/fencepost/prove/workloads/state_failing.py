@@ -136,6 +136,9 @@ def main(arguments: list[str]) -> int:
             failing.run(before)
         point, _, visit = fault.rpartition(",")[2].replace("=fail", "").partition("@")
         hit = failing.run(fault)[point] >= int(visit or 1)
+        if not hit:  # the failure before it left nothing of that kind to do
+            failing.run(as_failure(DECIDED))
+            hit = failing.run(f"{point}=fail")[point] > 0
         (hits if hit else missed)[point] += 1
         console.print(f"{hits.total():4} {fault}{'' if hit else '   not reached'}", highlight=False)
     failing.run()
