@@ -106,8 +106,7 @@ def map_with_state(
         _check_timer_keys(df, keys)
 
     def with_function(fn: Callable[..., Any]) -> DataFrame:
-        takes_timers = _takes_timers(fn, on_timer)
-        return _planned(df, {**told, "fn": fn, "fn_takes_timers": takes_timers}, clock)
+        return _planned(df, {**told, "fn": fn, "fn_takes_timers": _takes_timers(fn, on_timer)}, clock)
 
     return with_function
 
