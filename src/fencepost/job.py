@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, Literal, Self, cast
 from fencepost import state as backends
 from fencepost.checkpointing import Checkpoint, delete, one_interval, settled
 from fencepost.errors import BadConfig, FencepostError, Retryable, Where
+from fencepost.failures import names_of
 from fencepost.guarantee import READS_UNCOMMITTED, Guarantee, Link, Report, check, sink_link, source_link
-from fencepost.run import BridgeName, Run, Settings, names_of
+from fencepost.run import BridgeName, Run, Settings
 from fencepost.signals import stopping_on_signals
 from fencepost.sinks.contract import Sink
 from fencepost.sources.contract import Source

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,8 @@ from typing import Any, Literal
 from fencepost import state
 from fencepost.checkpoints import doctor, stale
 from fencepost.driver import Driver, Plan, unusable
-from fencepost.errors import BadConfig, EpochFailed, Fenced, FencepostError, Where
+from fencepost.errors import BadConfig, Fenced, FencepostError, Where
+from fencepost.failures import at_the_start, from_spark, jvm_lost
 from fencepost.guarantee import Guarantee
 from fencepost.ledger import LocalStore
 from fencepost.sinks.contract import HOW_TO_TAKE, OutputMode, Sink
@@ -24,10 +24,6 @@ from fencepost.spark.lock import StateLock
 from fencepost.state import Backend
 
 BridgeName = Literal["jvm", "foreach_batch"]
-
-WHATEVER_IS_DECIDED = (
-    "Safe: what is decided is finished at the next start; what is not decided is not visible, and runs again."
-)
 
 log = logging.getLogger("fencepost")
 
@@ -89,14 +85,7 @@ class Run:
     ) -> Run:
         modes = {name: inspect.branch_mode(frame, chosen.mode) for name, frame in frames.items()}
         _check_modes(modes, sinks, chosen.job)
-        if chosen.job in session.running(spark):
-            # Recovery would take the checkpoint from the living query, and Spark would then refuse the new one.
-            raise BadConfig(
-                "already_running",
-                "A query of this name runs in this session.",
-                where=Where(job=chosen.job),
-                next="Stop it first (job.stop(), or query.stop()).",
-            )
+        _check_not_running(spark, chosen.job)
         paces = keyed.paces(frames, writer, chosen.job)
         sources = [source for frame in frames.values() for source in inspect.sources_of(frame)]
         jar = chosen.bridge != "foreach_batch" and session.bring_jar(spark)
@@ -148,11 +137,12 @@ class Run:
                 query = bridge.start(writer.option("checkpointLocation", chosen.checkpoint), driver)
         except Exception as error:
             driver.close()
-            bridge.close()
-            _let_go(lock)
+            if not session.says_gone(error):
+                bridge.close()
+                _let_go(lock)
             if isinstance(error, FencepostError):
                 raise
-            raise _from_spark(error, chosen.job) from error
+            raise at_the_start(error, chosen.job, chosen.checkpoint) from error
         return cls(query, driver, bridge, lock)
 
     @property
@@ -225,13 +215,7 @@ class Run:
                 self._bridge.close()
                 self._release()
         if self._jvm_is_gone:
-            raise EpochFailed(
-                "jvm_lost",
-                "Spark's JVM died (killed, out of memory, or crashed).",
-                where=Where(job=self._driver.book.state.lineage.job),
-                safe=WHATEVER_IS_DECIDED,
-                next="Look for the reason (dmesg, hs_err files, memory limits), then start the job in a new process.",
-            )
+            raise jvm_lost(self._driver.book.state.lineage.job)
         if isinstance(self._driver.failure, Fenced):
             raise self._driver.failure from None  # the symptom that led to it would only mislead
         if self._driver.failure is not None:
@@ -240,12 +224,23 @@ class Run:
             # Spark itself may be the first to stumble over what a newer driver did to its log or its staged files.
             if (fenced := self._driver.fenced()) is not None:
                 raise fenced from failed
-            raise _from_spark(failed, self._driver.book.state.lineage.job) from failed
+            raise from_spark(failed, self._driver.book.state.lineage.job) from failed
 
     def _release(self) -> None:
         if self._lock is not None and not self._lock.release(str(self.query.runId)):
             job = self._driver.book.state.lineage.job
             log.warning("job %s: tasks of the query still run; no other may use its state before they end", job)
+
+
+def _check_not_running(spark: Any, job: str) -> None:
+    if job in session.running(spark):
+        # Recovery would take the checkpoint from the living query, and Spark would then refuse the new one.
+        raise BadConfig(
+            "already_running",
+            "A query of this name runs in this session.",
+            where=Where(job=job),
+            next="Stop it first (job.stop(), or query.stop()).",
+        )
 
 
 def _check_modes(modes: Mapping[str, OutputMode], sinks: Mapping[str, Sink], job: str) -> None:
@@ -358,34 +353,3 @@ def _bridge(spark: Any, chosen: Settings, *, jar: bool) -> Bridge:
             "spark.executor.extraClassPath, or use bridge='foreach_batch'.",
         )
     return JvmBridge(spark) if jar else ForeachBatchBridge(spark)
-
-
-def names_of(error: Any) -> str:
-    """The names of errors in one of Spark's texts; the text itself may quote a row (a cast that failed)."""
-    found = re.findall(r"\[([A-Z][A-Z0-9_]+(?:\.[A-Z0-9_]+)*)\]|\b([A-Z]\w*(?:Error|Exception))\b", str(error))
-    return ", ".join(list(dict.fromkeys(code or name for code, name in found))[:4]) or type(error).__name__
-
-
-def from_task(text: str) -> FencepostError | None:
-    """Our own error out of Spark's text about a task that raised it; of the text nothing else is taken."""
-    found = re.search(
-        r"fencepost\.errors\.EpochFailed: \[(\w+)\] (.*)\n(?:  where: .*\n)?  data:  (.*)\n  next:  (.*)", text
-    )
-    return found and EpochFailed(found[1], found[2], safe=found[3], next=found[4])
-
-
-def _from_spark(error: Any, job: str) -> FencepostError:
-    """Spark's own failure (the user's plan, a lost file, memory) in our words; the cause is chained."""
-    if topics.says_lost(str(error)):
-        return topics.range_lost(job)
-    text = str(error)
-    if (ours := from_task(text) or keyed.schema_refused(text) or named.changed(text, job)) is not None:
-        return ours.at(job=job)
-    first = names_of(error)
-    return EpochFailed(
-        "spark_failed",
-        f"Spark ended the query: {first}.",
-        where=Where(job=job),
-        safe=WHATEVER_IS_DECIDED,
-        next="Mend the cause (Spark's own error is above), then start the job again.",
-    )

@@ -23,6 +23,7 @@ from fencepost.checkpoints.relocate import relocate
 from fencepost.checkpoints.restore import copy_file
 from fencepost.driver import now, this_process, unusable
 from fencepost.errors import BadConfig, CheckpointRefused, Where
+from fencepost.failures import names_of
 from fencepost.ledger import LocalStore
 from fencepost.ledger.local import sync_folder
 from fencepost.perform import Performer
@@ -31,7 +32,6 @@ from fencepost.protocol import lineages
 from fencepost.protocol.lineages import UNTOUCHED
 from fencepost.protocol.order import State
 from fencepost.protocol.records import Epoch
-from fencepost.run import names_of
 from fencepost.spark import session
 from fencepost.spark.checkpoint import SparkLog, state_ids
 

@@ -12,6 +12,7 @@ from fencepost.protocol.effects import Effect
 LOSES = "a sink that loses decided rows by itself (a topic only after transaction_timeout)"
 ADOPTS = "adopting a checkpoint of plain Spark"
 TWO_DRIVERS = "a second driver at the same time"
+A_COMMAND = "a person's command, which tests of its own kill"
 
 OUT_OF_REACH: Mapping[str, str] = {
     "append.read_back": TWO_DRIVERS,
@@ -30,6 +31,10 @@ OUT_OF_REACH: Mapping[str, str] = {
     "recover.rebuild.unvoid": LOSES,
     "recover.redo.*": LOSES,
     "recover.void": LOSES,
+    "recover.rebuild.quiet": A_COMMAND,
+    "rescale.*": A_COMMAND,
+    "restore.*": A_COMMAND,
+    "savepoint.*": A_COMMAND,
     "state.task.*": "a job with map_with_state",
     "retention": "a ledger of more than 100 decisions",
     "write": "guarantee at_least_once",

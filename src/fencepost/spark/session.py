@@ -270,6 +270,13 @@ def ended(query: Any, seconds: float) -> bool:
         raise JvmGone from error
 
 
+def says_gone(error: BaseException) -> bool:
+    """Does an error of py4j's say that the JVM is no more?"""
+    from py4j.protocol import Py4JNetworkError  # noqa: PLC0415 - pyspark may be absent when this module is imported
+
+    return isinstance(error, (ConnectionError, Py4JNetworkError))
+
+
 def finds_class(spark: Any, name: str) -> bool:
     """Does this session know a Java class?"""
     from py4j.protocol import Py4JJavaError  # noqa: PLC0415 - pyspark may be absent when this module is imported
