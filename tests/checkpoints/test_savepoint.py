@@ -24,10 +24,11 @@ from streams import Place
 
 from fencepost import faults
 from fencepost.checkpoints import manifest, savepoint
+from fencepost.checkpoints.hidden import sweep
 from fencepost.checkpoints.manifest import find, home, load
 from fencepost.checkpoints.parts import Part, Problem, parts_of
 from fencepost.checkpoints.reader import read
-from fencepost.checkpoints.savepoint import create, delete, sweep, verify
+from fencepost.checkpoints.savepoint import create, delete, verify
 from fencepost.cli.main import cli
 from fencepost.errors import BadConfig, CheckpointRefused, Refused
 from fencepost.ledger import LocalStore
@@ -257,7 +258,7 @@ def make_old(place: Path) -> None:
 
 def test_what_a_living_one_makes_is_not_swept(root: Path) -> None:
     create(root)
-    living = home(root) / f".mine.{'0' * 32}.savepoint"
+    living = home(root) / f".mine.{'0' * 32}.half"
     living.mkdir()
     descriptor = os.open(living, os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -278,11 +279,11 @@ def test_what_a_living_one_makes_is_not_swept(root: Path) -> None:
 
 def test_others_files_are_not_swept(root: Path, tmp_path: Path) -> None:
     theirs = tmp_path / "theirs"
-    for name in (".cache.tmp", ".x.savepoint", "mine"):
+    for name in (".cache.tmp", ".x.half", "mine"):
         (theirs / name).mkdir(parents=True)
     make_old(theirs)
     create(root, to=theirs, name="one")
-    assert [".cache.tmp", ".x.savepoint", "mine", "one"] == sorted(os.listdir(theirs))
+    assert [".cache.tmp", ".x.half", "mine", "one"] == sorted(os.listdir(theirs))
 
 
 def test_a_disk_without_room_is_said_and_nothing_is_listed(root: Path) -> None:

@@ -267,7 +267,7 @@ class TestRescale:
         rescale.rescale(left.checkpoint, 5, lambda: spark)
         run_more(spark, left)
         assert is_exact(left)
-        assert [] == list(left.root.glob(".*.rescale"))
+        assert [] == list(left.root.glob(".*.half"))
 
     def test_a_job_that_runs_or_died_is_refused(self, stopped: Place) -> None:
         newest = max(stopped.checkpoint.glob("fencepost/*/ledger/*.json"))

@@ -17,6 +17,7 @@ from typing import Any
 
 from fencepost import faults
 from fencepost.checkpoints import savepoint as savepoints
+from fencepost.checkpoints.hidden import hidden_folder, sweep
 from fencepost.checkpoints.manifest import Savepoint
 from fencepost.checkpoints.reader import read
 from fencepost.checkpoints.relocate import relocate
@@ -43,21 +44,18 @@ def rescale(checkpoint: Path, partitions: int, spark: Callable[[], Any]) -> tupl
     _check(root, state, partitions)
     kept = savepoints.create(root, name=f"before-rescale-{state.done_through}-{uuid.uuid4().hex[:6]}")
     store = LocalStore(root)
-    work = root.with_name(f".{root.name}.{uuid.uuid4().hex}.rescale")
 
     def repartition(effect: e.Repartition) -> e.Repartitioned:
-        return _in_a_copy(spark(), kept, work, root, effect)
+        with hidden_folder(root) as work:
+            return _in_a_copy(spark(), kept, work, root, effect)
 
     performer = Performer("", store, SparkLog(store), {}, repartition=repartition)
     step = lineages.rescale(state.lineage.job, state.lineage_id, partitions, this_process(), now)
     try:
-        for left in root.parent.glob(f".{root.name}.*.rescale"):
-            shutil.rmtree(left, ignore_errors=True)
+        sweep(root.parent)
         return performer.run(step), kept
     except OSError as error:
         raise unusable(error, state.lineage.job, str(root)) from error
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
 
 
 def _check(root: Path, state: State, partitions: int) -> None:
@@ -94,7 +92,7 @@ def _check(root: Path, state: State, partitions: int) -> None:
 def _in_a_copy(spark: Any, kept: Savepoint, work: Path, root: Path, effect: e.Repartition) -> e.Repartitioned:
     if kept.epoch != effect.epoch:
         raise _failed(root, f"the copy is of epoch {kept.epoch}, and the newest is {effect.epoch}")
-    shutil.copytree(kept.copy, work)
+    shutil.copytree(kept.copy, work, dirs_exist_ok=True)
     relocate(work)
     before = set(_files(work))
     faults.reach("rescale.copied")

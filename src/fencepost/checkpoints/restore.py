@@ -11,7 +11,6 @@ parent able to decide whose rows a child counts on.
 from __future__ import annotations
 
 import os
-import shutil
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from pathlib import Path
 
 from fencepost import faults
 from fencepost.checkpoints import savepoint as savepoints
+from fencepost.checkpoints.hidden import hidden_folder, sweep
 from fencepost.checkpoints.manifest import Savepoint
 from fencepost.checkpoints.parts import Part, examine, parts_of
 from fencepost.checkpoints.reader import read
@@ -165,11 +165,8 @@ def _build(
     """Everything in a hidden folder, durable, before it gets its name."""
     place = Path(plan.place)
     make_folder(place.parent)
-    for left in place.parent.glob(f".{place.name}.*.restore"):
-        shutil.rmtree(left, ignore_errors=True)  # of an attempt that died: there is one parent, and it is sealed
-    temp = place.parent / f".{place.name}.{uuid.uuid4().hex}.restore"
-    temp.mkdir()
-    try:
+    sweep(place.parent)
+    with hidden_folder(place) as temp:
         ledger = ledger_folder(origin.lineage_id)
         for name in savepoint.files:
             if not name.startswith((f"{ledger}/", "metadata", ".metadata")):
@@ -186,8 +183,6 @@ def _build(
         faults.reach("restore.built")
         temp.rename(place)
         sync_folder(place.parent)
-    finally:
-        shutil.rmtree(temp, ignore_errors=True)
 
 
 def _copy_sources(parent: Path, before: State, to: Path) -> None:

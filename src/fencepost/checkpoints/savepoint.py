@@ -4,25 +4,21 @@
                  ▲                    │ a part is gone: retention took it
                  └────────────────────┘ again, with a newer epoch
 
-Everything happens in a hidden folder that gets its name in one step: there is no half savepoint. Whoever makes one
-holds a lock on that folder, which dies with its process; so what a dead one left is told from what a living one makes.
+Everything happens in a hidden folder that gets its name in one step: there is no half savepoint.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import shutil
 import time
-import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
 import fencepost
 from fencepost import faults
+from fencepost.checkpoints.hidden import hidden, hidden_folder, sweep
 from fencepost.checkpoints.manifest import COPY, NAME, Savepoint, encode, home
 from fencepost.checkpoints.parts import Part, Problem, examine, parts_of, sizes
 from fencepost.checkpoints.reader import read
@@ -33,9 +29,6 @@ from fencepost.protocol.order import State
 
 ATTEMPTS = 5
 PAUSE_S = 0.1
-YOUNG_S = 60
-"""A folder this young is never swept, locked or not: its maker may be about to lock it."""
-
 UNTOUCHED = "Safe: the checkpoint was only read, and no savepoint was made."
 
 
@@ -48,7 +41,8 @@ def create(checkpoint: Path, *, name: str | None = None, to: Path | None = None)
         try:
             make_folder(place.parent)
             sweep(place.parent)
-            with _hidden_folder(place) as temp:
+            with hidden_folder(place) as temp:
+                faults.reach("savepoint.begun")
                 files, found = _copy(root, state, temp)
                 if not found:
                     return _finish(_describe(state, place, files), state, temp)
@@ -102,20 +96,11 @@ def state_sizes(savepoint: Savepoint) -> dict[tuple[str, int], int]:
 def delete(savepoint: Savepoint) -> None:
     """Remove it, all or nothing as far as anybody can see."""
     path = savepoint.path.absolute()
-    gone = _hidden(path)
+    gone = hidden(path)
     path.rename(gone)
     sync_folder(gone.parent)
     faults.reach("savepoint.deleted")
     shutil.rmtree(gone, ignore_errors=True)  # nobody sees it any more, and the next sweep takes what is left
-
-
-def sweep(place: Path) -> None:
-    """Remove what dead makers left; by their lock, and by age."""
-    for path in filter(_is_hidden, place.iterdir()):
-        with suppress(OSError):  # its maker lives, or somebody else sweeps as well
-            if time.time() - path.stat().st_mtime > YOUNG_S:
-                with _locked(path):
-                    shutil.rmtree(path)
 
 
 def _fit(root: Path) -> State:
@@ -175,28 +160,6 @@ def _taken(place: Path) -> BadConfig:
     )
 
 
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-@contextmanager
-def _hidden_folder(place: Path) -> Iterator[Path]:
-    temp = _hidden(place)
-    temp.mkdir()
-    try:
-        with _locked(temp):
-            faults.reach("savepoint.begun")
-            yield temp
-    finally:
-        shutil.rmtree(temp, ignore_errors=True)  # by now it has its name, or is of no use
-
-
 def _copy(root: Path, state: State, temp: Path) -> tuple[dict[str, tuple[int, str]], list[Problem]]:
     """Copy what the newest epoch rests on: every file with its size and sum, and what is wrong with some."""
     files: dict[str, tuple[int, str]] = {}
@@ -253,11 +216,3 @@ def _finish(savepoint: Savepoint, state: State, temp: Path) -> Savepoint:
     faults.reach("savepoint.named")
     sync_folder(savepoint.path.parent)
     return savepoint
-
-
-def _hidden(place: Path) -> Path:
-    return place.with_name(f".{place.name}.{uuid.uuid4().hex}.savepoint")
-
-
-def _is_hidden(path: Path) -> bool:
-    return re.fullmatch(r"\..+\.[0-9a-f]{32}\.savepoint", path.name) is not None and path.is_dir()
