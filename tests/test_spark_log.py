@@ -50,15 +50,15 @@ def test_what_a_file_source_noted_after_the_last_decision_is_discarded_and_nothi
             "sources/2/0": '\0v1\n{"path":{"0":3}}',  # a Kafka topic of that name
         },
     )
-    log.discard(log.strays(V1))
+    log.discard(log.strays(Epoch(9), V1))
     assert {"sources/0/4", "sources/2/0"} == names(tmp_path)
-    log.discard(log.strays(None))
+    log.discard(log.strays(Epoch(9), None))
     assert {"sources/2/0"} == names(tmp_path)
 
 
 def test_a_stray_that_another_driver_replaced_meanwhile_stays(tmp_path: Path) -> None:
     log = put(tmp_path, {"sources/0/5": "old"})
-    strays = log.strays(V1)
+    strays = log.strays(Epoch(9), V1)
     (tmp_path / "sources/0/5").unlink()
     put(tmp_path, {"sources/0/5": "old"})
     log.discard(strays)
@@ -70,7 +70,7 @@ def test_where_two_branches_share_a_source_nothing_decided_is_touched(tmp_path: 
     offsets = 'v1\n{}\n{"logOffset":2}\n{"logOffset":2}\n{"logOffset":7}'
     files = {f"sources/1/{n}": "" for n in range(8)} | {f"sources/0/{n}": f"entry {n}" for n in range(3)}
     log = put(tmp_path, files)
-    assert () == log.strays(offsets)
+    assert () == log.strays(Epoch(9), offsets)
     assert {f"sources/{source}/{n}" for source in "01" for n in range(3)} == set(log.source_files(None, offsets))
 
 

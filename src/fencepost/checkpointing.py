@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Literal, TypedDict, get_args
 
 from fencepost import volatile
-from fencepost.checkpoints import reader
-from fencepost.errors import BadConfig, FencepostError, Where
+from fencepost.errors import BadConfig, Where
 from fencepost.state import Backend, FileSystem, Memory
 
 Retain = Literal["on_cancellation", "delete_on_cancellation"]
@@ -179,25 +178,17 @@ def seconds(text: object) -> float | None:
     return sum(float(number) * UNITS[unit] for number, unit in TIME.findall(text))
 
 
-def delete(path: str, job: str, open_in: tuple[str, ...]) -> bool:
+def delete(path: str, job: str, why_not: str | None) -> bool:
     """After a clean end: delete the checkpoint, if nothing needs it any more; otherwise keep it and say why."""
-    why = f"{', '.join(open_in)} still hold what nobody decided" if open_in else _unfinished(path)
-    if why is not None:
-        log.warning("job %s: the checkpoint %s is kept: %s. Start the job once more, then cancel it.", job, path, why)
+    if why_not is not None:
+        kept = "job %s: the checkpoint %s is kept: %s. Start the job once more, then cancel it."
+        log.warning(kept, job, path, why_not)
         return False
     doomed = Path(path).with_name(f".{Path(path).name}.{uuid.uuid4().hex}.deleted")
     Path(path).rename(doomed)  # at once: half a checkpoint would look like a damaged one
     shutil.rmtree(doomed, ignore_errors=True)
     log.info("job %s: cancelled, its checkpoint %s is deleted", job, path)
     return True
-
-
-def _unfinished(path: str) -> str | None:
-    try:
-        state = reader.read(path)
-    except FencepostError as error:
-        return error.what.rstrip(".")
-    return None if state.open is None else f"epoch {state.open.epoch} is decided and not known to be in its sinks"
 
 
 def _path_of(state: Backend | None) -> str | os.PathLike[str] | None:

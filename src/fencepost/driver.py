@@ -23,10 +23,10 @@ from fencepost import faults
 from fencepost.errors import EpochFailed, Fenced, FencepostError, RecoveryNeeded, Where
 from fencepost.guarantee import Guarantee
 from fencepost.ledger import Store
-from fencepost.perform import Performer, Running
-from fencepost.protocol.append import Book
+from fencepost.perform import NOTED_EVERY, Performer, Running
+from fencepost.protocol.append import Book, append
 from fencepost.protocol.epoch import SinkFacts, check_not_replaced, mark_done, run_claimed, run_epoch, run_plainly, tidy
-from fencepost.protocol.records import Epoch, Kept, Lineage, SinkRecord, Writer, WriterNumber
+from fencepost.protocol.records import Damaged, Epoch, Kept, Lineage, Sealed, SinkRecord, Writer, WriterNumber
 from fencepost.protocol.recover import Start, begin, settle
 from fencepost.sinks.contract import OutputMode, Sink
 from fencepost.spark.checkpoint import SparkLog
@@ -74,8 +74,11 @@ class Driver:
         self.open_in: tuple[str, ...] = ()
         """Sinks that hold, after the end, what nobody decided."""
         self._began_s = time.time()
+        self._one_more = False
+        """Another quiet epoch is to follow: only a new start gives the engine its range."""
         sessions = {name: sink.session(plan.job) for name, sink in plan.sinks.items()}
-        self._performer = Performer(plan.job, plan.store, SparkLog(plan.store), sessions)
+        often = max(1, min(NOTED_EVERY, plan.keep // 2))
+        self._performer = Performer(plan.job, plan.store, SparkLog(plan.store), sessions, noted_every=often)
         self._facts = tuple(SinkFacts(name, sink.capabilities.perishable) for name, sink in plan.sinks.items())
         self._book: Book | None = None
 
@@ -117,6 +120,11 @@ class Driver:
         return self._book
 
     @property
+    def checkpoint(self) -> str:
+        """Its place."""
+        return self._plan.store.root
+
+    @property
     def lineage(self) -> str:
         """Spark's query id."""
         return self.book.state.lineage_id
@@ -151,7 +159,7 @@ class Driver:
     def run_epoch(self, epoch: int, kept: tuple[Kept, ...], snapshot: Callable[[], str]) -> None:
         """Carry one epoch to the sinks; raise whatever must end the query."""
         with self._gate:
-            if self._closed:
+            if self._closed or self._one_more:
                 self.turned_away = True
                 raise Stopping
             number = Epoch(epoch)
@@ -170,6 +178,7 @@ class Driver:
                 self.failure = self.fenced() or self._explain(error, number)
                 raise self.failure from error
             self.finished = number
+            self._one_more = self.quiet_left > 0 and self.book.state.quiet_offsets(number) is not None
             faults.reach("complete.before")  # the engine writes commits/N next
         self.ending.wait(self._plan.min_pause_s)
 
@@ -232,6 +241,21 @@ class Driver:
                 raise self.failure from error
             finally:
                 self._performer.close()
+
+    def seal(self) -> str | None:
+        """The last act, after a clean end: nobody goes on from here. Why not, if that cannot be.
+
+        Only the latest writer can say so, and after it nobody else: the checkpoint may then be deleted.
+        """
+        if self.failure is not None:
+            return f"the job ended with {self.failure.code}"
+        if self.open_in:
+            return f"{', '.join(self.open_in)} still hold what nobody decided"
+        try:
+            self._performer.run(append(self.book, Sealed("", self.book.state.done_through, ""), "cancel.seal"))
+        except (FencepostError, Damaged, OSError) as error:
+            return error.what.rstrip(".") if isinstance(error, FencepostError) else str(error)
+        return None
 
     def _leftovers(self) -> tuple[str, ...]:
         mine_too = WriterNumber(self.book.writer + 1)

@@ -317,7 +317,7 @@ class Job:
         if self._run is not None:
             self._run.cancel()
             if self._checkpoint.deletes:
-                delete(self._checkpoint.place, self.name, self._run.open_in)
+                delete(self._checkpoint.place, self.name, self._run.seal())
 
     def __enter__(self) -> Self:
         """`with fp.Job(…) as job:` stops the job at the end of the block."""

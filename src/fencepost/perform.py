@@ -24,7 +24,6 @@ from fencepost.spark.checkpoint import SparkLog
 T = TypeVar("T")
 
 NOTED_EVERY = 50
-"""Epochs, after which a decision has the sums of all files that have none elsewhere."""
 
 log = logging.getLogger("fencepost")
 
@@ -48,6 +47,8 @@ class Performer:
     running: Running = field(default_factory=lambda: Running((), str))
     repartition: Callable[[e.Repartition], e.Repartitioned] | None = None
     """What Spark does for a rescale."""
+    noted_every: int = NOTED_EVERY
+    """Epochs, after which a decision has the sums of all files that have none elsewhere; before retention takes it."""
     _owner: Owner | None = None
     _noted: bool = False
 
@@ -132,7 +133,7 @@ class Performer:
     def _take_snapshot(self, effect: e.TakeSnapshot) -> e.Snapshot:
         text = self.running.snapshot()
         # All of it at first and now and then: retention takes the decisions that have the sums.
-        whole = not self._noted or effect.epoch % NOTED_EVERY == 0
+        whole = not self._noted or effect.epoch % self.noted_every == 0
         self._noted = True
         names = [
             *self.log.source_files(None if whole else effect.before, effect.offsets),
@@ -198,7 +199,7 @@ _DO: Mapping[type[e.Effect[Any]], Callable[[Performer, Any], Any]] = {
     e.LogRead: lambda p, effect: p.log.read(effect.log, effect.epoch),
     e.LogWrite: lambda p, effect: p.log.write(effect.log, effect.epoch, effect.text),
     e.LogDelete: lambda p, effect: p.log.delete(effect.log, effect.epoch),
-    e.Strays: lambda p, effect: p.log.strays(effect.offsets),
+    e.Strays: lambda p, effect: p.log.strays(effect.epoch, effect.offsets),
     e.Discard: lambda p, effect: p.log.discard(effect.strays),
     e.LostFiles: lambda p, effect: p.log.lost_files(effect.epoch, effect.snapshot, effect.files),
     e.OpenSinks: Performer._open_sinks,

@@ -98,6 +98,7 @@ class Run:
             raise unusable(error, chosen.job, chosen.checkpoint) from error
         # A job that cannot read begins nothing; one that has begun finishes what is decided, then asks its source.
         found = {} if begun else topics.find(spark, sources, chosen.job)
+        keep = chosen.retained or max(100, session.epochs_retained(spark))
         driver = Driver(
             Plan(
                 job=chosen.job,
@@ -107,7 +108,7 @@ class Run:
                 modes=modes,
                 guarantee=chosen.guarantee,
                 formats=formats,
-                keep=chosen.retained or max(100, session.epochs_retained(spark)),
+                keep=keep,
                 adopt=chosen.adopt,
                 sinks_changed=chosen.sinks_changed,
                 min_pause_s=chosen.min_pause_s,
@@ -128,10 +129,10 @@ class Run:
             _cut_state(lock, driver, chosen)
             _check_sources(store, driver, sources, found or topics.find(spark, sources, chosen.job))
             keyed.check_beside(fixed, frames, chosen.job)
-            _check_fate(driver.book.state.lineage.fate, sinks, chosen.job)
+            _check_fate(driver, sinks, chosen.job)
             session.trust_the_ledger(spark)
             files = session.use_durable_files(spark) if jar else {}
-            wanted = {**fixed, **files, **paces, **session.keeping(chosen.retained)}
+            wanted = {**fixed, **files, **paces, **session.keeping(keep)}
             tasks.name_owner(spark, driver.lineage, driver.book.writer)
             with session.settings(spark, wanted):
                 query = bridge.start(writer.option("checkpointLocation", chosen.checkpoint), driver)
@@ -155,10 +156,9 @@ class Run:
         """Can the query be started again in this process?"""
         return not self._jvm_is_gone
 
-    @property
-    def open_in(self) -> tuple[str, ...]:
-        """Sinks that hold, after the end, what nobody decided."""
-        return self._driver.open_in
+    def seal(self) -> str | None:
+        """After a clean end: nobody goes on from this checkpoint. Why not, if that cannot be."""
+        return self._driver.seal()
 
     def wait(self, seconds: float) -> bool:
         """Has the query ended? `end` says how. An epoch that takes too long is ended here."""
@@ -224,6 +224,7 @@ class Run:
             # Spark itself may be the first to stumble over what a newer driver did to its log or its staged files.
             if (fenced := self._driver.fenced()) is not None:
                 raise fenced from failed
+            doctor.check_newest(Path(self._driver.checkpoint), self._driver.book.state, str(failed))
             raise from_spark(failed, self._driver.book.state.lineage.job) from failed
 
     def _release(self) -> None:
@@ -254,9 +255,11 @@ def _check_modes(modes: Mapping[str, OutputMode], sinks: Mapping[str, Sink], job
             )
 
 
-def _check_fate(fate: str, sinks: Mapping[str, Sink], job: str) -> None:
+def _check_fate(driver: Driver, sinks: Mapping[str, Sink], job: str) -> None:
+    state = driver.book.state
+    just_begun = state.newest is not None and state.newest.cause == "restore"
     for name, sink in sinks.items():
-        if fate == "overwrite" and sink.capabilities.modes <= {"append"}:
+        if just_begun and state.lineage.fate == "overwrite" and not sink.capabilities.replaces:
             raise BadConfig(
                 "overwrite_needs_key",
                 "This lineage was begun to write epochs over what its targets hold, and this sink has no key to find "

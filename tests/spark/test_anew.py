@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from streams import Place, decisions, drop_json, table
+from kinds import KINDS
+from streams import Place, decisions, drop_json, dump, table
 
 import fencepost as fp
 from fencepost import faults
@@ -108,7 +109,7 @@ def points_of(command: Callable[[], object], log: Path) -> list[str]:
 class TestRewind:
     def test_quiet_writes_nothing_twice(self, spark: Any, stopped: Place) -> None:
         begun = rewind(stopped.checkpoint, 0, "quiet")
-        assert (0, 1) == (begun.epoch, begun.quiet)
+        assert (0, 2) == (begun.epoch, begun.quiet)
         run_more(spark, stopped)
         assert is_exact(stopped)
         assert "quiet" in {one["cause"] for one in decisions(stopped.checkpoint)}
@@ -121,7 +122,7 @@ class TestRewind:
             again = rewind(place.checkpoint, 0, "quiet")
             assert read(place.checkpoint).lineage_id == again.lineage, point
             state = read(place.checkpoint)
-            assert (1, 0, None, 1) == (state.lineage.generation, state.done_through, state.open, again.quiet), point
+            assert (1, 0, None, 2) == (state.lineage.generation, state.done_through, state.open, again.quiet), point
         assert {"restore.seal.before", "restore.first.after", "restore.switch.after"} <= set(passed)
         run_more(spark, place)  # the last one, killed after its last step
         assert is_exact(place)
@@ -145,6 +146,37 @@ class TestRewind:
         rewind(stopped.checkpoint, 0, "again")
         run_more(spark, stopped, out="new")
         assert is_exact(stopped, "new", without=WORDS[0].split())
+
+    @pytest.mark.parametrize("kind", ["heap", "keyed"])
+    def test_quiet_with_other_kinds_of_state_and_a_restart(self, spark: Any, place: Place, kind: str) -> None:
+        """The parent's later state files are cut off, or lie there for nobody; no start may miss them."""
+        place.say("a b", "a", "b b", "a")
+        KINDS[kind](place, spark).run(until="available")
+        seen = dump(place.database)
+        schema = place.checkpoint / "state" / "0" / "_metadata" / "v2" / "3"
+        if kind == "keyed":
+            shutil.copy(place.checkpoint / "state" / "0" / "_metadata" / "v2" / "0", schema)  # of a later deployment
+        rewind(place.checkpoint, 1, "quiet")
+        faults.arm({faults.ARM: "decide.after=fail@2"})
+        with pytest.raises(fp.Retryable):
+            KINDS[kind](place, spark).run(until="available")
+        faults.arm({})
+        KINDS[kind](place, spark).run(until="available")
+        assert [line for line in seen if "fencepost" not in line] == [
+            line for line in dump(place.database) if "fencepost" not in line
+        ]
+        assert not schema.exists()
+        place.say("c a")
+        KINDS[kind](place, spark).run(until="available")
+        last = dict(table(place.database, "counts" if kind == "heap" else "seen"))  # a word's highest comes last
+        assert place.expected() == last
+
+    def test_metadata_that_is_lost_after_it_is_written_anew(self, spark: Any, stopped: Place) -> None:
+        begun = rewind(stopped.checkpoint, 0, "quiet")
+        (stopped.checkpoint / "metadata").unlink()
+        run_more(spark, stopped)
+        assert begun.lineage == read(stopped.checkpoint).lineage_id
+        assert is_exact(stopped)
 
     def test_the_old_driver_is_over(self, spark: Any, stopped: Place) -> None:
         old = stopped.copy(stopped.root.parent / "old")
@@ -193,6 +225,16 @@ class TestRestore:
         restore(of_second(stopped), tmp_path / "one", fate="quiet", parent=stopped.checkpoint)
         with pytest.raises(CheckpointRefused, match="sealed"):
             restore(of_second(stopped), tmp_path / "two", fate="quiet", parent=stopped.checkpoint)
+
+    def test_a_place_that_is_taken_leaves_the_parent_alone(self, stopped: Place) -> None:
+        with pytest.raises(BadConfig, match="place_taken"):
+            restore(of_second(stopped), stopped.checkpoint, fate="quiet", parent=stopped.checkpoint)
+        assert read(stopped.checkpoint).sealed is None
+
+    def test_a_parent_that_went_on_from_before_the_savepoint_is_none(self, stopped: Place, tmp_path: Path) -> None:
+        rewind(stopped.checkpoint, 0, "again")
+        with pytest.raises(BadConfig, match="not_the_parent"):
+            restore(of_second(stopped), tmp_path / "to", fate="overwrite", parent=stopped.checkpoint)
 
     def test_a_lost_parent_cannot_be_caught_up_with_in_silence(self, stopped: Place, tmp_path: Path) -> None:
         with pytest.raises(BadConfig, match="quiet_needs_parent"):

@@ -297,9 +297,9 @@ def test_a_plan_that_changed_its_state_is_sparks_error_in_our_words(spark: Any, 
     job = place.job(spark)
     counts = words(spark, place).selectExpr("word", "length(word) AS n").groupBy("word", "n").count()
     job.write(counts.select("word", "count"), place.counts_sink())
-    with pytest.raises(fp.Retryable) as failed:
+    with pytest.raises(CheckpointRefused) as failed:
         job.run(until="available")
-    assert ("spark_failed", "job") == (failed.value.code, failed.value.where.job)
+    assert ("state_schema", "job") == (failed.value.code, failed.value.where.job)
     assert before == dump(place.database)
 
 

@@ -10,7 +10,8 @@ Only reads, unless it is told to repair; then it only puts files back, never rem
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -21,6 +22,7 @@ from fencepost.checkpoints import stale
 from fencepost.checkpoints.manifest import Savepoint, find
 from fencepost.checkpoints.parts import Part, Problem, examine, parts_of, problems, sizes
 from fencepost.checkpoints.reader import read
+from fencepost.checkpoints.sums import measure
 from fencepost.errors import CheckpointRefused, FencepostError, Where
 from fencepost.ledger import LocalStore
 from fencepost.perform import ledger_folder
@@ -91,12 +93,15 @@ def repair(checkpoint: Path, diagnosis: Diagnosis) -> list[Finding]:
     return done
 
 
-def check_newest(checkpoint: Path, state: State) -> None:
-    """Before a start: refuse a newest epoch that is not whole; Spark would find out late, and say less.
+def check_newest(checkpoint: Path, state: State, said: str | None = None) -> None:
+    """Refuse a newest epoch that is not whole; before a start, for Spark would find out late, and say less.
 
-    Large state is read by Spark only: it compares the same sums, and twice would take too long.
+    Large state is left to Spark: it compares the same sums, and to read it twice would take too long. `said` is what
+    Spark ended with; if that is about state, all of it is looked at here, for Spark does not say what to do.
     """
-    wrong = _lost(checkpoint, state, most=READ_AT_START)
+    if said is not None and not re.search("STATE_STORE|[Cc]hecksum|CHECKSUM", said):
+        return
+    wrong = _lost(checkpoint, state, most=READ_AT_START if said is None else inf)
     if wrong:
         offers = ", ".join(str(one.path) for one in reversed(_good(find(checkpoint)[0], state))) or "none is there"
         raise CheckpointRefused(
@@ -138,10 +143,11 @@ def _of_the_ledger(root: Path, error: FencepostError, copies: list[Savepoint]) -
     folder = ledger_folder(lineage)
     names = [name for name in LocalStore(root).list(folder) if name.endswith(".json")]
     bad = dict(_broken_records(root / folder, names))
+    way_out = _restore(copies)
     for name, what in bad.items():
-        yield _with_copy(root, Finding("ledger_damaged", f"{folder}/{name}", what, "restore", _restore(copies)), copies)
+        yield _with_copy(root, Finding("ledger_damaged", f"{folder}/{name}", what, "restore", way_out), copies)
     if not bad:
-        yield Finding("ledger_damaged", folder, error.what, "restore", _restore(copies))
+        yield Finding("ledger_damaged", folder, error.what, "restore", way_out)
 
 
 def _broken_records(folder: Path, names: list[str]) -> Iterator[tuple[str, str]]:
@@ -176,9 +182,12 @@ def _of_the_rest(root: Path, state: State, copies: list[Savepoint]) -> Iterator[
         what = f"epoch {state.open.epoch} is decided and not known to be in every sink"
         yield Finding("open_decision", ".", what, "start", "Nothing, if the job runs; else start it.")
     yield from _of_the_log(root, state)
-    for lost in _lost(root, state):
-        finding = Finding("snapshot_lost", lost.name, lost.text, "restore", _restore(_good(copies, state)))
-        yield _with_copy(root, finding, copies, state)
+    lost = _lost(root, state)
+    way_out = _restore(_good(copies, state)) if lost else ""
+    known = {part.name: part for part in parts_of(root, state.done_through, state)} if lost else {}
+    for one in lost:
+        finding = Finding("snapshot_lost", one.name, one.text, "restore", way_out)
+        yield _with_copy(root, finding, copies, known)
     left = stale.count(root)
     if left > STALE_FEW:
         yield Finding("stale_files", ".", f"{left} temporary files of writers that died", "start", BY_ITSELF)
@@ -201,31 +210,28 @@ def _of_the_log(root: Path, state: State) -> Iterator[Finding]:
             yield Finding("spark_ahead", f"commits/{epoch}", what, "person", ahead)
 
 
-def _with_copy(root: Path, finding: Finding, copies: list[Savepoint], state: State | None = None) -> Finding:
+def _with_copy(
+    root: Path, finding: Finding, copies: list[Savepoint], known: Mapping[str, Part] | None = None
+) -> Finding:
     """Is there a copy of the file whose sum is the one that the checkpoint itself says?"""
     for copy in reversed(copies):
         source = copy.copy / finding.name
-        if source.is_file() and finding.name in copy.files and _is_right(root, source, finding.name, state):
+        if source.is_file() and finding.name in copy.files and _is_right(root, source, finding.name, known):
             how = f"Its bytes are in savepoint {copy.name}: run the same command with --repair."
             return Finding(finding.code, finding.name, finding.what, "copy", how, source)
     return finding
 
 
-def _is_right(root: Path, source: Path, name: str, state: State | None) -> bool:
-    if state is None:
+def _is_right(root: Path, source: Path, name: str, known: Mapping[str, Part] | None) -> bool:
+    """The copy must fit what the checkpoint says of it: a sum in the ledger, or the side file that lies here."""
+    if known is None:
         return _follows(root, source, name)
-    known = {part.name: part for part in parts_of(root, state.done_through, state)}
-    part = known.get(name) or next((part for part in known.values() if part.side == name), None)
-    if part is None or part.kind not in ("state", "schema", "source", "sum"):
+    part = known.get(name)
+    if part is None or part.kind not in ("state", "schema", "source"):
         return False
-    # The copy must fit what the checkpoint says of it: a sum in the ledger, or the side file that lies here.
-    sums = [part.sha256] if part.sha256 and part.name == name else []
-    data = source.read_bytes()
-    if sums:
-        return digest(data) == sums[0]
-    if part.side is None or part.name != name:
-        return False
-    return _fits_side(root, source, part)
+    if part.sha256 is not None:
+        return measure(source, crc32c=False, hadoop_every=None).sha256 == part.sha256
+    return part.side is not None and _fits_side(root, source, part)
 
 
 def _fits_side(root: Path, source: Path, part: Part) -> bool:

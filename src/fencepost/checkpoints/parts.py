@@ -213,7 +213,7 @@ def _source_parts(root: Path, epoch: Epoch, state: State) -> Iterator[Part]:
     store = LocalStore(root)
     log = SparkLog(store)
     offsets = {d.epoch: d.offsets for _, d in state.decisions}.get(epoch) or log.read("offsets", epoch)
-    later = {stray.name for stray in log.strays(offsets)}
+    later = {stray.name for stray in log.strays(epoch, offsets)}
     for source in store.list("sources"):
         entries = {n: f"sources/{source}/{name}" for n, name in log.source_entries(source)}
         entries = {n: name for n, name in entries.items() if name not in later}

@@ -23,7 +23,9 @@ def relocate(root: Path, place: Path | None = None) -> list[str]:
         name = file.relative_to(here).as_posix()
         for path in schema_paths(file):
             inside = "/".join(path.split("/")[-5:])  # state/<operator>/_stateSchema/<store>/<file>
-            text = text.replace(json.dumps(path), json.dumps(f"file:{place or here}/{inside}"))
+            text = text.replace(
+                json.dumps(path, ensure_ascii=False), json.dumps(f"file:{place or here}/{inside}", ensure_ascii=False)
+            )
         if text != file.read_text():
             store.delete(f"{Path(name).parent.as_posix()}/.{file.name}.crc")  # its stale Hadoop sum goes first
             store.replace(name, text.encode())

@@ -20,7 +20,7 @@ from fencepost import faults
 from fencepost.checkpoints import savepoint as savepoints
 from fencepost.checkpoints.hidden import hidden_folder, sweep
 from fencepost.checkpoints.manifest import Savepoint
-from fencepost.checkpoints.parts import Part, examine, parts_of
+from fencepost.checkpoints.parts import Part, examine, parts_of, problems
 from fencepost.checkpoints.reader import read
 from fencepost.checkpoints.relocate import relocate
 from fencepost.driver import now, this_process, unusable
@@ -51,6 +51,8 @@ def rewind(checkpoint: Path, epoch: int, fate: Fate) -> Begun:
     root = checkpoint.absolute()
     state = read(root)
     plan = Anew(state.lineage.job, Epoch(epoch), fate, this_process(), str(uuid.uuid4()), now)
+    if state.sealed is None:
+        _check_whole(root, plan, state)
     try:
         _performer(root).run(lineages.rewind(plan, state.lineage_id))
     except OSError as error:
@@ -98,15 +100,32 @@ def restore(
             safe=UNTOUCHED,
             next="Name the parent checkpoint, or choose overwrite (keyed sinks) or again (an emptied target).",
         )
+    if place.exists():
+        return _already(place, before, plan)
     try:
         if before is not None and parent is not None:
             before = _performer(parent.absolute()).run(lineages.seal(plan, before))
-        if place.exists():
-            return _already(place, before, plan)
         _build(savepoint, origin, before, parent, plan, fork=fork is not None)
     except OSError as error:
         raise unusable(error, plan.job, str(place)) from error
     return _begun(place)
+
+
+def _check_whole(root: Path, plan: Anew, state: State) -> None:
+    """Everything that the epoch rests on must be there, and nothing that will be cut off may stand in for it."""
+    lineages.check_closed(plan.job, state)
+    lineages.decision_of(plan, state)
+    rests = [p for p in parts_of(root, plan.epoch, state) if p.kind in ("state", "schema", "source")]
+    wrong = problems(root, rests)
+    if wrong:
+        raise CheckpointRefused(
+            "snapshot_lost",
+            f"{len(wrong)} files that epoch {plan.epoch} rests on are missing or changed: "
+            f"{'; '.join(map(str, wrong[:3]))}.",
+            where=Where(job=plan.job, path=str(root)),
+            safe=UNTOUCHED,
+            next="Choose a later epoch, or restore a savepoint.",
+        )
 
 
 def _trusted(savepoint: Savepoint) -> State:
@@ -124,13 +143,17 @@ def _trusted(savepoint: Savepoint) -> State:
 
 def _parent(path: Path, savepoint: Savepoint, plan: Anew) -> State:
     state = read(path)
-    if savepoint.lineage not in (state.lineage_id, *state.lineage.ancestors):
+    left = state.lineage.parent or {}
+    # A lineage that was begun anew before the savepoint's epoch never saw what came between.
+    follows = left.get("lineage") == savepoint.lineage and left.get("epoch", -1) >= savepoint.epoch
+    if savepoint.lineage != state.lineage_id and not follows:
         raise BadConfig(
             "not_the_parent",
-            "The savepoint was made of another checkpoint.",
+            "The savepoint was not made of this checkpoint, or that went on from an earlier epoch since.",
             where=Where(job=plan.job, path=str(path)),
             safe=UNTOUCHED,
-            next="Name the checkpoint that it was made of; `fencepost savepoint show` has its lineage.",
+            next="Name the checkpoint that it was made of (`fencepost savepoint show` has its lineage), or use a newer "
+            "savepoint.",
         )
     if plan.fate == "quiet":
         kept = [decision.epoch for _, decision in state.decisions]

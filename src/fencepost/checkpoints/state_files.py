@@ -11,7 +11,7 @@ import json
 import os
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -98,19 +98,38 @@ def _located(folder: Path, partition: int, place: int, by_epoch: Mapping[int, di
 def _walk(root: Path, store: _Store, version: int) -> Iterator[StateFile]:
     """From the newest version down to the first that has a snapshot; version 0 is empty."""
     for number in range(version, 0, -1):
-        stem = str(number) if store.ids is None else f"{number}_{store.ids.get(number, 'unknown')}"
-        snapshot = next((stem + end for end in SNAPSHOTS if (store.folder / (stem + end)).is_file()), None)
-        change = next((stem + end for end in CHANGES if (store.folder / (stem + end)).is_file()), None)
-        if snapshot:
-            file = _file(root, store, snapshot)
-            # Spark uploads a snapshot when it has time, and its sum in another thread: a job that was killed in between
-            # leaves one without. What it rests on otherwise is still there, and is as good.
-            unsummed = file.side is not None and change is not None and not (root / file.side).is_file()
-            yield replace(file, side=None, spark_side=False) if unsummed else file
-            yield from _tables(root, store, snapshot)
-            if not unsummed:
-                return
-        yield _file(root, store, change or stem + CHANGES[store.ids is None])
+        begins = True
+        for stem in _stems(store, number):
+            begins &= yield from _version(root, store, stem)
+        if begins:
+            return
+
+
+def _stems(store: _Store, number: int) -> list[str]:
+    """What a version's files are called. Below what is retained nobody says whose count: then all that are there."""
+    if store.ids is None:
+        return [str(number)]
+    if number in store.ids:
+        return [f"{number}_{store.ids[number]}"]
+    there = {file.name.split(".")[0] for file in store.folder.glob(f"{number}_*")}
+    return sorted(there) or [f"{number}_unknown"]
+
+
+def _version(root: Path, store: _Store, stem: str) -> Generator[StateFile, None, bool]:
+    """The files of one version; True if it has a snapshot that can be begun with."""
+    snapshot = next((stem + end for end in SNAPSHOTS if (store.folder / (stem + end)).is_file()), None)
+    change = next((stem + end for end in CHANGES if (store.folder / (stem + end)).is_file()), None)
+    if snapshot:
+        file = _file(root, store, snapshot)
+        # Spark uploads a snapshot when it has time, and its sum in another thread: a job that was killed in between
+        # leaves one without. What it rests on otherwise is still there, and is as good.
+        unsummed = file.side is not None and change is not None and not (root / file.side).is_file()
+        yield replace(file, side=None, spark_side=False) if unsummed else file
+        yield from _tables(root, store, snapshot)
+        if not unsummed:
+            return True
+    yield _file(root, store, change or stem + CHANGES[store.ids is None])
+    return False
 
 
 def _tables(root: Path, store: _Store, snapshot: str) -> Iterator[StateFile]:

@@ -44,9 +44,13 @@ class Book:
     older: tuple[WriterNumber, ...] = ()
     """Writers before this one, as far as the ledger remembers them; the last of them always."""
     sinks: Mapping[str, SinkRecord] | None = None
-    """The sinks that decisions from now on name; None: number 0 has them."""
-    fresh: frozenset[str] = frozenset()
-    """Sinks whose target is another one than that of the newest decision: it holds nothing yet."""
+    """The sinks that the job has now; None: those of the ledger."""
+
+    @property
+    def fresh(self) -> frozenset[str]:
+        """Sinks whose target is another one than that of the newest decision: it holds nothing yet."""
+        now = self.sinks or {}
+        return frozenset(name for name in now if self.state.sinks.get(name) != now[name])
 
     @property
     def where(self) -> Where:

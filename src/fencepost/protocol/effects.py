@@ -178,8 +178,12 @@ class LogDelete(Effect[None]):
 
 @dataclass(frozen=True, slots=True)
 class Strays(Effect[tuple["Stray", ...]]):
-    """Entries in the sources' own logs that belong to no epoch up to `offsets` (None: no epoch is decided)."""
+    """Entries in the sources' own logs that belong to no epoch up to `offsets` (None: no epoch is decided).
 
+    And schemas of state that an epoch after `epoch` brought: Spark would keep them, and later read state by them.
+    """
+
+    epoch: Epoch
     offsets: str | None
 
 

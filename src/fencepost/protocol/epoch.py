@@ -135,11 +135,10 @@ def decide(  # noqa: PLR0917 - all that a decision says
         files=snapshot.files,
         cause=cause,
         held={name: newest for name, newest in held.items() if name not in book.fresh},
-        sinks=book.sinks,
+        sinks=None if book.sinks == book.state.lineage.sinks else book.sinks,
     )
     book.deciding = epoch
     yield from append(book, body, "decide")
-    book.fresh = frozenset()
 
 
 def commit_open(book: Book, order: tuple[SinkFacts, ...]) -> Step[tuple[Handle, ...]]:

@@ -17,7 +17,7 @@ from typing import Literal
 
 from fencepost.errors import CheckpointRefused, Where
 from fencepost.protocol.append import append, new_ledger, read_ledger
-from fencepost.protocol.effects import LostFiles, Repartition, Step, SwitchLineage, ask
+from fencepost.protocol.effects import Repartition, Step, SwitchLineage, ask
 from fencepost.protocol.epoch import mark_done
 from fencepost.protocol.order import State
 from fencepost.protocol.records import (
@@ -34,6 +34,9 @@ from fencepost.protocol.recover import take_over
 Fate = Literal["quiet", "overwrite", "again"]
 
 UNTOUCHED = "Safe: nothing was changed."
+
+UNKNOWN_GENERATIONS = 1 << 20
+"""More than there can be between a savepoint and its parent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +66,6 @@ def rewind(plan: Anew, lineage: str) -> Step[str]:
     state = yield from read_ledger(lineage, plan.job)
     if _was_begun_by(plan, state):
         return lineage  # the command was repeated after its last step
-    if state.sealed is None:
-        yield from check_files(plan, state)
     parent = yield from seal(plan, state)
     child = yield from found(plan, parent, parent)
     yield from ask(SwitchLineage("restore.switch", lineage, child))
@@ -86,8 +87,10 @@ def seal(plan: Anew, state: State) -> Step[State]:
             )
         return state
     check_closed(plan.job, state)
+    check_quiet(plan, state)
     book = yield from take_over(plan.job, plan.writer, state, plan.clock)
     check_closed(plan.job, book.state)  # nobody else decides any more
+    check_quiet(plan, book.state)
     yield from append(book, Sealed(plan.new_id, *plan.wish), "restore.seal")
     return book.state
 
@@ -111,7 +114,8 @@ def found(
         # "again" is for an emptied or another target, a fork for others: the first driver says which.
         sinks={} if plan.fate == "again" else origin.sinks,
         formats=origin.lineage.formats,
-        generation=before.lineage.generation + 1,
+        # Nobody knows how often a lost parent was begun anew.
+        generation=before.lineage.generation + (1 if parent is not None else UNKNOWN_GENERATIONS),
         parent={"lineage": origin.lineage_id, "epoch": plan.epoch},
         # A fork's targets are its own; what the living parent has open is the parent's.
         ancestors=() if fork else (*before.lineage.ancestors, before.lineage_id),
@@ -124,13 +128,16 @@ def found(
         return child  # somebody finished this before us, and its driver may be at work by now
     book = yield from take_over(plan.job, plan.writer, state, plan.clock)
     if book.state.newest is None:
-        known = [*(d for _, d in origin.decisions if d.epoch <= plan.epoch), *(later if lineage.quiet else ())]
+        files = {name: total for _, d in origin.decisions if d.epoch <= plan.epoch for name, total in d.files.items()}
+        if lineage.quiet:  # of the later ones only what they read: their state is made again
+            read = (item for d in later for item in d.files.items() if item[0].startswith("sources/"))
+            files.update(read)
         first = replace(
             base,
             start=NOTHING_BEFORE,
             done_through=Epoch(plan.epoch - 1),
             handles=(),
-            files={**{name: total for d in known for name, total in d.files.items()}, **(moved or {})},
+            files={**files, **(moved or {})},
             cause="restore",
             held={},
             sinks=None,
@@ -207,18 +214,22 @@ def check_closed(job: str, state: State) -> None:
         )
 
 
-def check_files(plan: Anew, state: State) -> Step[None]:
-    """Refuse an epoch whose state is no longer there."""
-    base = decision_of(plan, state)
-    lost = yield from ask(LostFiles("restore.files", base.epoch, base.snapshot, base.files))
-    if lost:
+def check_quiet(plan: Anew, state: State) -> None:
+    """Refuse a silent range in which sources came or went: Spark reads only those that are there at its end."""
+    names = {_sources(d.offsets) for _, d in state.decisions if d.epoch >= plan.epoch}
+    if plan.fate == "quiet" and len(names) > 1:
         raise CheckpointRefused(
-            "snapshot_lost",
-            f"{len(lost)} files that epoch {base.epoch} rests on are missing or changed: {', '.join(lost[:3])}.",
+            "sources_changed",
+            f"The job's sources changed after epoch {plan.epoch}: the epochs since cannot be run again as they were.",
             where=Where(job=plan.job),
             safe=UNTOUCHED,
-            next="Choose a later epoch, or restore a savepoint.",
+            next="Choose an epoch after the change, or overwrite or again.",
         )
+
+
+def _sources(offsets: str) -> tuple[str, ...]:
+    version, _, *lines = offsets.rstrip("\n").split("\n")
+    return tuple(sorted(line.split(":", 1)[0] if version != "v1" else str(n) for n, line in enumerate(lines)))
 
 
 def decision_of(plan: Anew, state: State) -> Decision:
@@ -239,19 +250,15 @@ def decision_of(plan: Anew, state: State) -> Decision:
 def quiet_epochs(base: str, later: list[str]) -> tuple[str, ...]:
     """The ranges to run again in silence, as texts of `offsets`, with the settings of the epoch they follow.
 
-    With a watermark each epoch as it was: what one of them emits depends on where the ones before it ended. Without
-    one, a single epoch up to the last one's positions gives the same state.
+    Each epoch as it was: what one of them emits, and when a timer fires, depends on where the ones before it ended.
     """
     conf = json.loads(base.split("\n")[1]).get("conf")
     texts = []
     for text in later:
         version, settings, *lines = text.rstrip("\n").split("\n")
-        texts.append((version, {**json.loads(settings), **({} if conf is None else {"conf": conf})}, lines))
-    if texts and not any(settings.get("batchWatermarkMs") for _, settings, _ in texts):
-        texts = [(texts[-1][0], texts[0][1], texts[-1][2])]
-    return tuple(
-        "\n".join([version, json.dumps(settings, separators=(",", ":")), *lines]) for version, settings, lines in texts
-    )
+        told = {**json.loads(settings), **({} if conf is None else {"conf": conf})}
+        texts.append("\n".join([version, json.dumps(told, separators=(",", ":")), *lines]))
+    return tuple(texts)
 
 
 def _was_begun_by(plan: Anew, state: State) -> bool:

@@ -33,7 +33,9 @@ def rebuild(book: Book) -> Step[None]:
     state = book.state
     newest = state.newest
     last = newest.epoch if newest else Epoch(state.lineage.first_epoch - 1)
-    strays = yield from ask(Strays("recover.rebuild.strays", (yield from _decided_offsets(book, last))))
+    if newest is not None:
+        yield from _check_files(book, newest)  # before anything goes that might take the place of a lost one
+    strays = yield from ask(Strays("recover.rebuild.strays", last, (yield from _decided_offsets(book, last))))
     yield from check_not_replaced(book)
     for epoch in (yield from ask(LogNames("recover.rebuild.complete", "commits"))):
         if epoch > last:
@@ -55,8 +57,6 @@ def rebuild(book: Book) -> Step[None]:
     quiet = state.quiet_offsets(state.next_epoch)
     if quiet is not None:
         yield from ask(LogWrite("recover.rebuild.quiet", "offsets", state.next_epoch, quiet))
-    if newest is not None:
-        yield from _check_files(book, newest)
 
 
 def _decided_offsets(book: Book, last: Epoch) -> Step[str | None]:

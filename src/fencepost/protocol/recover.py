@@ -45,6 +45,7 @@ from fencepost.protocol.records import (
     Handle,
     Lineage,
     Redo,
+    Sealed,
     SinkRecord,
     Void,
     Writer,
@@ -89,10 +90,7 @@ def begin(start: Start) -> Step[Book]:
     check_same_job(start, state)
     book = yield from take_over(start.lineage.job, start.writer, state, start.clock, start.keep)
     check_same_job(start, book.state)
-    now = start.lineage.sinks
-    if book.state.lineage.sinks != now:
-        book.sinks = now
-    book.fresh = frozenset(name for name in now if book.state.sinks.get(name) != now[name])
+    book.sinks = start.lineage.sinks
     return book
 
 
@@ -130,9 +128,10 @@ def identify(start: Start) -> Step[str]:
     if found.metadata and found.metadata in found.ledgers:
         return found.metadata
     if found.ledgers:
-        if not found.metadata and len(found.ledgers) == 1:
+        living = [] if found.metadata else (yield from _living(found.ledgers, start.lineage.job))
+        if len(living) == 1:
             # The lineage is Spark's query id: a lost or empty metadata file is rewritten, not guessed.
-            return (yield from ask(NameLineage("recover.metadata", found.ledgers[0])))
+            return (yield from ask(NameLineage("recover.metadata", living[0])))
         raise CheckpointRefused(
             "lineage_mismatch",
             f"Spark's metadata names query {found.metadata or 'nothing readable'}, "
@@ -160,6 +159,18 @@ def identify(start: Start) -> Step[str]:
         )
     yield from new_ledger(lineage_id, body, start.clock)
     return lineage_id
+
+
+def _living(ledgers: tuple[str, ...], job: str) -> Step[list[str]]:
+    """Those that are not sealed; after a rewind there is one beside the sealed ones."""
+    if len(ledgers) == 1:
+        return list(ledgers)
+    found = []
+    for lineage in ledgers:
+        state = yield from read_ledger(lineage, job)
+        if state.sealed is None and (state.newest is not None or state.lineage.parent is None):
+            found.append(lineage)
+    return found
 
 
 def check_same_job(start: Start, state: State) -> None:
@@ -190,18 +201,27 @@ def take_over(job: str, writer: Writer, state: State, clock: Callable[[], str], 
     book = Book(state=state, writer=WriterNumber(0), clock=clock, keep=keep)
     while True:
         if book.state.sealed:
-            raise CheckpointRefused(
-                "sealed",
-                f"This lineage was sealed: it goes on as lineage {book.state.sealed.next}, after epoch "
-                f"{book.state.sealed.epoch}.",
-                where=Where(job=job),
-                next="Start from the checkpoint that the restore made. If a rewind of this one was interrupted, "
-                "repeat the command.",
-            )
+            raise is_sealed(job, book.state.sealed)
         book.older = writers_in(book.state)
         if (yield from try_append(book, writer, "recover.takeover")):
             return book
         book.state = yield from read_ledger(state.lineage_id, job)
+
+
+def is_sealed(job: str, sealed: Sealed) -> CheckpointRefused:
+    """Whose turn it is, if not this lineage's."""
+    if not sealed.next:
+        what, cure = (
+            "the job was cancelled and its checkpoint was to be deleted",
+            "Delete the folder, or what is left of it.",
+        )
+    elif sealed.place:
+        what, cure = f"it goes on in {sealed.place}, after epoch {sealed.epoch}", "Start the job from there."
+    else:
+        what = f"it goes on as lineage {sealed.next}, after epoch {sealed.epoch}"
+        cure = "A rewind was interrupted. Repeat the command: fencepost rewind CHECKPOINT "
+        cure += f"--epoch {sealed.epoch} --sink {sealed.fate}."
+    return CheckpointRefused("sealed", f"This lineage was sealed: {what}.", where=Where(job=job), next=cure)
 
 
 def writers_in(state: State) -> tuple[WriterNumber, ...]:

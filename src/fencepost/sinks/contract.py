@@ -50,6 +50,8 @@ class Capabilities:
     """The epoch's rows have to stay staged until they are committed."""
     modes: frozenset[OutputMode] = frozenset({"append"})
     """Output modes whose rows this sink writes correctly; update needs a key, complete a table that it may empty."""
+    replaces: bool = False
+    """A row that comes again takes the place of the old one: by its key, or because the whole table is replaced."""
     remedy: str = ""
     """What would make this sink stronger, for the message of a refused job."""
     note: str = ""

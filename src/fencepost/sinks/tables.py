@@ -82,9 +82,10 @@ def table_capabilities(sink: TableSettings, *, durable: bool | None = None) -> C
 def _modes_of(sink: TableSettings) -> Capabilities:
     """Update mode needs a key, or the wish to keep every change; complete mode a table that is replaced."""
     if sink.mode == "replace":
-        return Capabilities(shape="apply", repeatable=True, modes=frozenset({"complete"}))
+        return Capabilities(shape="apply", repeatable=True, modes=frozenset({"complete"}), replaces=True)
     if sink.mode is not None or upserts(sink):
-        return Capabilities(shape="apply", repeatable=True, modes=frozenset({"append", "update"}))
+        modes: frozenset[OutputMode] = frozenset({"append", "update"})
+        return Capabilities(shape="apply", repeatable=True, modes=modes, replaces=upserts(sink))
     return Capabilities(shape="apply", repeatable=True, remedy="Give it key=…: then it takes output mode update.")
 
 

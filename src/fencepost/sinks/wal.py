@@ -77,6 +77,7 @@ class WriteAheadLog(Sink):
             repeatable=self.idempotent,
             atomic=False,
             modes=frozenset({"append", "update"} if self.idempotent else {"append"}),
+            replaces=self.idempotent,
             remedy="" if self.idempotent else "Make send() harmless to repeat, and declare idempotent=True.",
         )
 

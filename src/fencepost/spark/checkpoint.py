@@ -87,9 +87,17 @@ class SparkLog:
         self._store.delete(f"{log}/{epoch}")
         self._store.delete(f"{log}/.{epoch}.crc")
 
-    def strays(self, offsets: str | None) -> tuple[Stray, ...]:
-        """File-source entries after `offsets`. What other kinds of source keep here (Kafka: its start) is none."""
+    def strays(self, epoch: Epoch, offsets: str | None) -> tuple[Stray, ...]:
+        """File-source entries after `offsets`. What other kinds of source keep here (Kafka: its start) is none.
+
+        And schemas that count from an epoch after `epoch` on.
+        """
         found = []
+        for name in self.schema_files():
+            counts_from = re.match(r"state/\d+/(?:_metadata/v2|_stateSchema/[^/]+)/(\d+)", name)
+            stamp = self._store.stamp(name)
+            if counts_from and int(counts_from[1]) > epoch and stamp:
+                found.append(Stray(name, stamp))
         for source in self._store.list("sources"):
             _, highest = self.ends(source, offsets)
             for number, entry in self.source_entries(source):

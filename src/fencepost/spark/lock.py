@@ -136,10 +136,15 @@ def _try(spark: Any, path: str) -> Any:
     """
     if _owners(spark).putIfAbsent(_key(path), "held") is not None:
         return None
-    file = spark._jvm.java.io.RandomAccessFile(path, "rw")
-    if file.getChannel().tryLock() is not None:
-        return file
-    file.close()
+    file = None
+    try:
+        file = spark._jvm.java.io.RandomAccessFile(path, "rw")
+        if file.getChannel().tryLock() is not None:
+            return file
+        file.close()
+    except BaseException:
+        _owners(spark).remove(_key(path))
+        raise
     _owners(spark).remove(_key(path))
     return None
 

@@ -188,9 +188,9 @@ def epochs_retained(spark: Any) -> int:
     return int(spark.conf.get(RETAINED))
 
 
-def keeping(epochs: int | None) -> Mapping[str, str]:
-    """Settings of a query that keeps so many epochs."""
-    return {} if epochs is None else {RETAINED: str(epochs)}
+def keeping(epochs: int) -> Mapping[str, str]:
+    """Settings of a query that keeps so many epochs, and sums of their state by which damage is seen."""
+    return {RETAINED: str(epochs), "spark.sql.streaming.checkpoint.fileChecksum.enabled": "true"}
 
 
 class Problem(NamedTuple):

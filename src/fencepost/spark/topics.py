@@ -55,7 +55,7 @@ def check_same(store: Store, lineages: Sequence[str], found: Mapping[str, set[st
                 next="Begin a new checkpoint on the new topic (start=… says from where). Only if its records have the "
                 "same offsets as before (a mirror): remove the file above and start again.",
             )
-        if now - before:
+        if now - before or store.read(file) is None:
             store.replace(file, "\n".join(sorted(now)).encode())
 
 

@@ -46,6 +46,8 @@ class StateWorkload(FilesWorkload):
     job: ClassVar = "fencepost.prove.workloads.state_job"
     checker: ClassVar = "recount_state.py"
     attacks: ClassVar = (STATE, JVM, TASK, SLEEPER, MOMENT)
+    beds: ClassVar = ("precommit.after", "complete.before")
+    """Between vote and commit a sleeper would have SQLite's one lock, and the second driver gives up after a while."""
     out_of_reach: ClassVar = {
         **FilesWorkload.out_of_reach,
         "publish.*": FILES,

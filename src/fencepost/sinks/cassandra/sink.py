@@ -101,6 +101,7 @@ class Cassandra(Sink):
             repeatable=self.durable is not False,
             atomic=False,
             modes=frozenset({"append", "update"}),
+            replaces=True,
             remedy="Leave out durable=False, and have the table keep what it acknowledges."
             if self.durable is False
             else "",

@@ -92,6 +92,7 @@ class Redis(Sink):
             repeatable=self.durable is not False,
             atomic=False,
             modes=frozenset({"append"} if self.shape == "counter" else {"append", "update"}),
+            replaces=self.shape != "counter",
             remedy=remedy,
             note="; ".join(_notes(self)),
         )
