@@ -51,7 +51,7 @@ def rewind(checkpoint: Path, epoch: int, fate: Fate) -> Begun:
     root = checkpoint.absolute()
     state = read(root)
     plan = Anew(state.lineage.job, Epoch(epoch), fate, this_process(), str(uuid.uuid4()), now)
-    if state.sealed is None:
+    if state.sealed is None and not lineages.was_begun_by(plan, state):
         _check_whole(root, plan, state)
     try:
         _performer(root).run(lineages.rewind(plan, state.lineage_id))

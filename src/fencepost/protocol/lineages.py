@@ -64,7 +64,7 @@ class Anew:
 def rewind(plan: Anew, lineage: str) -> Step[str]:
     """In place: the same checkpoint goes on after an earlier epoch; return the new lineage."""
     state = yield from read_ledger(lineage, plan.job)
-    if _was_begun_by(plan, state):
+    if was_begun_by(plan, state):
         return lineage  # the command was repeated after its last step
     parent = yield from seal(plan, state)
     child = yield from found(plan, parent, parent)
@@ -261,7 +261,7 @@ def quiet_epochs(base: str, later: list[str]) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def _was_begun_by(plan: Anew, state: State) -> bool:
+def was_begun_by(plan: Anew, state: State) -> bool:
     """Is this the lineage that the wish is about, as far as it has got?"""
     lineage, newest = state.lineage, state.newest
     fresh = newest is None or newest.cause == "restore"
