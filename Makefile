@@ -3,7 +3,7 @@ python := .venv/bin/python
 N ?= 20
 ARGS ?=
 
-.PHONY: help demo test lint model kill power kafka databases bench bench-kafka bench-sinks bench-state jar wheel clean setup
+.PHONY: help demo test long lint model kill power kafka databases bench bench-kafka bench-sinks bench-state jar wheel clean setup
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -13,6 +13,9 @@ demo: setup ## watch a job be killed and count right all the same
 
 test: setup ## run all tests (ARGS="-k word" for some)
 	@$(python) -m pytest $(ARGS)
+
+long: setup ## run the tests that make test leaves out: more kills, real power cuts (root)
+	@$(python) -m pytest -m long $(ARGS)
 
 lint: setup ## check style and types
 	@$(python) -m ruff check

@@ -145,6 +145,7 @@ def test_a_cut_disk_keeps_what_was_synced_and_loses_the_rest(tmp_path: Path) -> 
 
 @pytest.mark.spark
 @pytest.mark.usefixtures("_disks")
+@pytest.mark.long
 def test_real_cuts_under_a_real_job_lose_and_double_nothing(tmp_path: Path) -> None:
     """One JVM lives through them, but for the last one, which takes the process too."""
     with staged(tmp_path, "two disks", None, random.Random(SEED)) as stage:

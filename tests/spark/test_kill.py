@@ -66,6 +66,7 @@ def test_kills_before_in_and_after_the_decision_lose_and_double_nothing(tmp_path
     assert 6 == scene.starts
 
 
+@pytest.mark.long
 def test_kills_lose_and_double_nothing_without_the_jar(tmp_path: Path, archives: Path) -> None:
     """The same through `foreachBatch`: decided and not complete."""
     scene = files_scene(tmp_path, archives, "foreach_batch")

@@ -98,6 +98,7 @@ def test_after_any_kill_five_sinks_agree_epoch_by_epoch(scene: Scene) -> None:
     assert found["evens"]["lost"] > 0
 
 
+@pytest.mark.long
 def test_the_checkers_find_what_a_plain_job_doubles(scene: Scene) -> None:
     """A sabotaged twin: `foreachBatch` with INSERT and INCRBY, killed between them and `commits/N`."""
     work = scene.workload

@@ -58,6 +58,7 @@ def test_kills_around_the_decision_lose_and_double_nothing(tmp_path: Path, broke
     assert EXACT == scene.verdict()
 
 
+@pytest.mark.long
 def test_a_worker_that_dies_and_a_driver_that_sleeps_lose_and_double_nothing(
     tmp_path: Path, broker: Broker, archives: Path
 ) -> None:
@@ -69,6 +70,7 @@ def test_a_worker_that_dies_and_a_driver_that_sleeps_lose_and_double_nothing(
     assert EXACT == scene.verdict()
 
 
+@pytest.mark.long
 def test_a_broker_that_dies_after_the_decision_loses_and_doubles_nothing(
     tmp_path: Path, mortal: Broker, archives: Path
 ) -> None:
