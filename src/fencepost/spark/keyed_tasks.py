@@ -189,7 +189,7 @@ class Timers:
 
     @property
     def now(self) -> datetime:
-        """The clock on the wall when the epoch began: the same if the epoch has to run again."""
+        """The clock on the wall when the epoch began; another one if it has to run again before it was decided."""
         return _time(self._values.getCurrentProcessingTimeInMs())
 
     @property
