@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fencepost import state
-from fencepost.checkpoints import doctor, stale
+from fencepost.checkpoints import doctor, reader, stale
 from fencepost.driver import Driver, Plan, unusable
 from fencepost.errors import BadConfig, Fenced, FencepostError, Where
 from fencepost.failures import at_the_start, from_spark, jvm_lost
@@ -98,6 +98,7 @@ class Run:
             raise unusable(error, chosen.job, chosen.checkpoint) from error
         # A job that cannot read begins nothing; one that has begun finishes what is decided, then asks its source.
         found = {} if begun else topics.find(spark, sources, chosen.job)
+        _check_fate(chosen, sinks)
         keep = chosen.retained or max(100, session.epochs_retained(spark))
         driver = Driver(
             Plan(
@@ -129,7 +130,6 @@ class Run:
             _cut_state(lock, driver, chosen)
             _check_sources(store, driver, sources, found or topics.find(spark, sources, chosen.job))
             keyed.check_beside(fixed, frames, chosen.job)
-            _check_fate(driver, sinks, chosen.job)
             session.trust_the_ledger(spark)
             files = session.use_durable_files(spark) if jar else {}
             wanted = {**fixed, **files, **paces, **session.keeping(keep)}
@@ -255,16 +255,20 @@ def _check_modes(modes: Mapping[str, OutputMode], sinks: Mapping[str, Sink], job
             )
 
 
-def _check_fate(driver: Driver, sinks: Mapping[str, Sink], job: str) -> None:
-    state = driver.book.state
-    just_begun = state.newest is not None and state.newest.cause == "restore"
+def _check_fate(chosen: Settings, sinks: Mapping[str, Sink]) -> None:
+    """Before recovery, which removes what only a rewind to another fate would need."""
+    try:
+        found = reader.read(chosen.checkpoint)
+    except FencepostError:
+        return  # recovery has the words for it, or begins
+    just_begun = found.newest is not None and found.newest.cause == "restore"
     for name, sink in sinks.items():
-        if just_begun and state.lineage.fate == "overwrite" and not sink.capabilities.replaces:
+        if just_begun and found.lineage.fate == "overwrite" and not sink.capabilities.replaces:
             raise BadConfig(
                 "overwrite_needs_key",
                 "This lineage was begun to write epochs over what its targets hold, and this sink has no key to find "
                 "the old rows by.",
-                where=Where(job=job, sink=name),
+                where=Where(job=chosen.job, sink=name),
                 next="Give the sink a key=…, or go on from the same epoch with quiet (nothing is written twice) or "
                 "again (into an emptied target).",
             )

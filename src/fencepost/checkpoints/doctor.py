@@ -71,12 +71,19 @@ class Diagnosis:
 def diagnose(checkpoint: Path, savepoint_folders: Iterable[Path] = ()) -> Diagnosis:
     """Look everything over that the next start needs. `savepoint_folders` are looked into besides the usual one."""
     root = checkpoint.absolute()
-    copies = [copy for place in (root, *savepoint_folders) for copy in find(place)[0]]
     try:
-        state = read(root)
-    except CheckpointRefused as error:
-        return Diagnosis("", -1, tuple(_of_the_ledger(root, error, copies)))
-    return Diagnosis(state.lineage.job, state.done_through, tuple(_of_the_rest(root, state, copies)))
+        copies = [copy for place in (root, *savepoint_folders) for copy in find(place)[0]]
+        try:
+            state = read(root)
+        except CheckpointRefused as error:
+            return Diagnosis("", -1, tuple(_of_the_ledger(root, error, copies)))
+        return Diagnosis(state.lineage.job, state.done_through, tuple(_of_the_rest(root, state, copies)))
+    except OSError as error:
+        what = f"{error.filename or 'something'} cannot be read: {error.strerror}"
+        cure = (
+            "See what it is (a folder in the place of a file, a link that leads nowhere, no rights) and put it right."
+        )
+        return Diagnosis("", -1, (Finding("unreadable", ".", what, "person", cure),))
 
 
 def repair(checkpoint: Path, diagnosis: Diagnosis) -> list[Finding]:

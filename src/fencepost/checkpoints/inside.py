@@ -20,7 +20,7 @@ from statistics import median
 from typing import Any
 
 from fencepost.checkpoints.keys import matches
-from fencepost.checkpoints.parts import parts_of, sizes
+from fencepost.checkpoints.parts import parts_of, sizes, snapshots
 from fencepost.checkpoints.reader import UNCHANGED, read
 from fencepost.errors import BadConfig, CheckpointRefused, FencepostError, Where
 from fencepost.ledger import LocalStore
@@ -126,8 +126,9 @@ class Inside:
         raise BadConfig("no_operator", f"There is no operator {wanted}.", where=self.where, next=f"There is: {listed}.")
 
     def views(self, operator: Operator, wanted: str | None) -> tuple[View, ...]:
-        """The view asked for, or all of them."""
-        found = tuple(view for view in operator.views if wanted in (None, view.name))
+        """The view asked for, or all of them but the timers: of a state with a ttl there are none, and Spark fails."""
+        named = tuple(view for view in operator.views if view.name == wanted)
+        found = named if wanted is not None else tuple(view for view in operator.views if view.name != TIMERS)
         if not found:
             raise BadConfig(
                 "no_view",
@@ -161,15 +162,19 @@ def look(path: str | Path) -> Inside:
         complete = {epoch for epoch in complete if epoch <= ledger.done_through}
     epochs = tuple(sorted(complete))
     found: dict[tuple[str, int], int] = sizes(root, parts_of(root, epochs[-1], ledger)) if epochs else {}
-    return Inside(root, ledger, epochs, tuple(_operators(root / "state", found)))
+    ids = state_ids(snapshots(root, ledger)[epochs[-1]]) if epochs else {}
+    return Inside(root, ledger, epochs, tuple(_operators(root / "state", found, ids)))
 
 
-def _operators(state: Path, found: Mapping[tuple[str, int], int]) -> Iterator[Operator]:
+def _operators(
+    state: Path, found: Mapping[tuple[str, int], int], ids: Mapping[str, list[list[str]]]
+) -> Iterator[Operator]:
     folders = [entry for entry in state.iterdir() if entry.name.isdigit()] if state.is_dir() else []
     for folder in sorted(folders, key=lambda entry: int(entry.name)):
         said = _metadata(folder)
         stores = said.get("stateStoreInfo") or []
-        partitions = max((int(store["numPartitions"]) for store in stores), default=0)
+        # After a rescale the metadata of some operators still say the old number.
+        partitions = len(ids.get(folder.name, ())) or max((int(s["numPartitions"]) for s in stores), default=0)
         name = str(said.get("operatorInfo", {}).get("operatorName", "unknown"))
         views = tuple(_views(said, [str(store["storeName"]) for store in stores]))
         by_partition = tuple(found.get((folder.name, number), 0) for number in range(partitions))

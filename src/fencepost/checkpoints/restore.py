@@ -10,11 +10,13 @@ parent able to decide whose rows a child counts on.
 
 from __future__ import annotations
 
+import json
 import os
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import unquote
 
 from fencepost import faults
 from fencepost.checkpoints import savepoint as savepoints
@@ -102,6 +104,8 @@ def restore(
         )
     if place.exists():
         return _already(place, before, plan)
+    if before is not None and parent is not None and fate == "quiet" and before.sealed is None:
+        _check_source_files(parent.absolute(), plan, before)
     try:
         if before is not None and parent is not None:
             before = _performer(parent.absolute()).run(lineages.seal(plan, before))
@@ -116,6 +120,8 @@ def _check_whole(root: Path, plan: Anew, state: State) -> None:
     lineages.check_closed(plan.job, state)
     lineages.decision_of(plan, state)
     rests = [p for p in parts_of(root, plan.epoch, state) if p.kind in ("state", "schema", "source")]
+    if plan.fate == "quiet":
+        _check_source_files(root, plan, state)
     wrong = problems(root, rests)
     if wrong:
         raise CheckpointRefused(
@@ -126,6 +132,26 @@ def _check_whole(root: Path, plan: Anew, state: State) -> None:
             safe=UNTOUCHED,
             next="Choose a later epoch, or restore a savepoint.",
         )
+
+
+def _check_source_files(root: Path, plan: Anew, state: State) -> None:
+    """Spark reads on without a file that is gone, and the state would lack what the targets have."""
+    log = SparkLog(LocalStore(root))
+    base, last = lineages.decision_of(plan, state), state.newest
+    assert last is not None
+    for name in log.source_files(base.offsets, last.offsets):
+        began, _ = log.ends(name.split("/")[1], base.offsets)
+        for line in (root / name).read_text().split("\n")[1:]:
+            entry = json.loads(line) if line else {}
+            path = unquote(str(entry.get("path", "")))
+            if entry.get("batchId", -1) > began and path.startswith("file:") and not Path(path[5:]).exists():
+                raise CheckpointRefused(
+                    "source_file_gone",
+                    f"A file that an epoch after {plan.epoch} read is gone: {path}.",
+                    where=Where(job=plan.job, path=str(root)),
+                    safe=UNTOUCHED,
+                    next="Bring it back, or choose a later epoch, or overwrite or again.",
+                )
 
 
 def _trusted(savepoint: Savepoint) -> State:

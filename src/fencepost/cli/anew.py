@@ -77,7 +77,9 @@ def rescale(checkpoint: Path, partitions: int) -> None:
 def _session() -> Any:
     from fencepost.spark import session  # noqa: PLC0415 - as above
 
-    return session.make_session("fencepost rescale", {"spark.ui.enabled": "false"})
+    made = session.make_session("fencepost rescale", {"spark.ui.enabled": "false"})
+    made.sparkContext.setLogLevel("ERROR")  # Spark misses a running query, which there must not be
+    return made
 
 
 def _say(begun: Begun) -> None:

@@ -107,6 +107,10 @@ def found(
     child = parent.sealed.next if parent is not None and parent.sealed is not None else plan.new_id
     base = decision_of(plan, origin)
     later = [d for _, d in parent.decisions if d.epoch > plan.epoch and d.cause != "rescale"] if parent else []
+    ranges = quiet_epochs(base.offsets, [d.offsets for d in later])
+    if parent is not None and parent.newest is not None and parent.newest.cause == "restore":
+        # It wrote nothing: the targets are as its own parent left them.
+        ranges = parent.lineage.quiet or parent.lineage.later
     lineage = Lineage(
         job=plan.job,
         guarantee=origin.lineage.guarantee,
@@ -116,11 +120,16 @@ def found(
         formats=origin.lineage.formats,
         # Nobody knows how often a lost parent was begun anew.
         generation=before.lineage.generation + (1 if parent is not None else UNKNOWN_GENERATIONS),
-        parent={"lineage": origin.lineage_id, "epoch": plan.epoch},
+        parent={
+            "lineage": origin.lineage_id,
+            "epoch": plan.epoch,
+            "targets": sorted(sink.target for sink in origin.sinks.values()) if fork else [],
+        },
         # A fork's targets are its own; what the living parent has open is the parent's.
         ancestors=() if fork else (*before.lineage.ancestors, before.lineage_id),
         fate=plan.fate,
-        quiet=quiet_epochs(base.offsets, [d.offsets for d in later]) if plan.fate == "quiet" else (),
+        quiet=ranges if plan.fate == "quiet" else (),
+        later=() if plan.fate == "quiet" else ranges,
     )
     yield from new_ledger(child, lineage, plan.clock)
     state = yield from read_ledger(child, plan.job)

@@ -77,6 +77,8 @@ class Lineage:
     """What becomes of the rows that targets hold of later epochs of the parent: quiet, overwrite, again."""
     quiet: tuple[str, ...] = ()
     """Texts of `offsets` for the epochs after the first: they run for their state and write nothing."""
+    later: tuple[str, ...] = ()
+    """The same for another fate: what the targets hold of the parent, for whoever thinks again before it has begun."""
     format: int = FORMAT
 
 
@@ -260,7 +262,7 @@ def _body(kind: str, plain: Mapping[str, Any]) -> Body:
     if cls is Lineage and plain.get("format") != FORMAT:
         raise Damaged(f"it is of format {plain.get('format')}, and this version of fencepost knows format {FORMAT}")
     values = {f.name: plain[f.name] for f in fields(cls)}
-    for name in ("lost", "ancestors", "quiet"):
+    for name in ("lost", "ancestors", "quiet", "later"):
         if name in values:
             values[name] = tuple(values[name])
     if "handles" in values:

@@ -190,6 +190,14 @@ def check_same_job(start: Start, state: State) -> None:
             where=start.where,
             next=f"Start with guarantee={was.guarantee!r}, or begin a new checkpoint.",
         )
+    for name, sink in now.sinks.items():
+        if was.parent is not None and sink.target in was.parent.get("targets", ()):
+            raise CheckpointRefused(
+                "fork_needs_own_targets",
+                f"Sink {name!r} writes to a target of the job that this one was forked from.",
+                where=Where(job=now.job, sink=name),
+                next="Give the second job targets of its own: both would write the same rows.",
+            )
     needed = {handle.sink for handle in state.open.handles} if state.open else set()
     for name in sorted({*state.sinks, *now.sinks}) if state.sinks else ():
         if state.sinks.get(name) != now.sinks.get(name) and (name in needed or not start.sinks_changed):

@@ -75,7 +75,13 @@ def receiver(schema: StructType) -> Convert:
 
 def sender(schema: StructType) -> Convert:
     """From the user's output row to Arrow's values."""
-    return _by_field(schema, lambda kind: _with_zone if _is_time(kind) else None, arrow=True)
+    return _by_field(schema, _to_send, arrow=True)
+
+
+def _to_send(kind: Any) -> Convert | None:
+    if kind.typeName() in ("byte", "short", "integer", "long"):
+        return _whole  # Arrow would cut a fraction off, without a word
+    return _with_zone if _is_time(kind) else None
 
 
 def unpacker(schema: StructType) -> Convert:
@@ -157,6 +163,12 @@ def _is_time(kind: Any) -> bool:
 
 
 def _same(value: Any) -> Any:
+    return value
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, float | Decimal):
+        raise Misfit(f"a {type(value).__name__} is no whole number")
     return value
 
 
