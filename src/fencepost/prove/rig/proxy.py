@@ -58,8 +58,11 @@ class Proxy:
 
     def __enter__(self) -> Self:
         """Listen on a free port."""
-        [self.port] = free_ports(1)  # chosen by us, as one that the kernel chose is lost when not listened on
-        self._listener.bind((HOST, self.port))
+        while True:  # somebody may be quicker
+            [self.port] = free_ports(1)  # chosen by us, as one that the kernel chose is lost when not listened on
+            with contextlib.suppress(OSError):
+                self._listener.bind((HOST, self.port))
+                break
         self.refuse(False)
         threading.Thread(target=self._accept, daemon=True, name="proxy").start()
         return self
