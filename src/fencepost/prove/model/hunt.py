@@ -63,6 +63,8 @@ def hunt(sabotage: Sabotage, faults: int = 2) -> Caught | None:
             try:
                 explorer.run(k)
             except Found as found:
+                if "TypeError" in str(found.violation):
+                    raise RuntimeError(f"{sabotage.name} does not fit the code any more") from found
                 return Caught(found.faults, str(found.violation), ends + explorer.ends)
         ends += explorer.ends
     return None

@@ -56,28 +56,28 @@ def _promise_then_precommit(book: Book, n: Epoch, sinks: Iterable[SinkFacts]) ->
     yield from epoch.commit_open(book, epoch.in_commit_order(sinks))
 
 
-def _commit_then_decide(
-    book: Book, n: Epoch, offsets: str, handles: tuple[Handle, ...], snapshot: e.Snapshot
+def _commit_then_decide(  # noqa: PLR0917 - as the real one
+    book: Book, n: Epoch, offsets: str, handles: tuple[Handle, ...], snapshot: e.Snapshot, cause: str
 ) -> e.Step[None]:
     for handle in handles:
         yield from e.ask(e.Commit("commit", handle.sink, n, (handle,)))
-    yield from _REAL_DECIDE(book, n, offsets, handles, snapshot)
+    yield from _REAL_DECIDE(book, n, offsets, handles, snapshot, cause)
 
 
 _REAL_DECIDE = epoch.decide
 
 
-def _sweep_after_decide(
-    book: Book, n: Epoch, offsets: str, handles: tuple[Handle, ...], snapshot: e.Snapshot
+def _sweep_after_decide(  # noqa: PLR0917 - as the real one
+    book: Book, n: Epoch, offsets: str, handles: tuple[Handle, ...], snapshot: e.Snapshot, cause: str
 ) -> e.Step[None]:
-    yield from _REAL_DECIDE(book, n, offsets, handles, snapshot)
+    yield from _REAL_DECIDE(book, n, offsets, handles, snapshot, cause)
     yield from e.ask(e.SweepStaged("sweep", book.writer, n, recovering=False))
 
 
-def _unknown_is_no(
-    book: Book, n: Epoch, offsets: str, handles: tuple[Handle, ...], snapshot: e.Snapshot
+def _unknown_is_no(  # noqa: PLR0917 - as the real one
+    book: Book, n: Epoch, offsets: str, handles: tuple[Handle, ...], snapshot: e.Snapshot, cause: str
 ) -> e.Step[None]:
-    step = _REAL_DECIDE(book, n, offsets, handles, snapshot)
+    step = _REAL_DECIDE(book, n, offsets, handles, snapshot, cause)
     answer: Any = None
     while True:
         try:
