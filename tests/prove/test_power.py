@@ -46,6 +46,7 @@ def test_recovery_is_exact_whatever_unsynced_writes_are_lost(
 
 
 @pytest.mark.spark
+@pytest.mark.long
 def test_sparks_own_files_and_a_savepoint_survive_likewise(
     tmp_path: Path, place: Path, require: Callable[[str], None]
 ) -> None:

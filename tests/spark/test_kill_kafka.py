@@ -42,8 +42,7 @@ def test_kills_around_the_decision_lose_and_double_nothing(tmp_path: Path, broke
     scene.feed(1)
     missed = []
     for fault in (
-        "kafka.flushed=kill@2",  # open transactions of the driver and of the tasks, undecided
-        "decide.after=kill",
+        "decide.after=kill@2",
         "commit.before=kill@4",  # 1 and 2 are recovery's own; 4 is between the two sinks of the first new epoch
     ):
         scene.feed(1)
@@ -82,6 +81,7 @@ def test_a_broker_that_dies_after_the_decision_loses_and_doubles_nothing(
     assert EXACT == scene.verdict()
 
 
+@pytest.mark.long
 def test_the_checker_finds_the_duplicates_of_a_plain_job(tmp_path: Path, broker: Broker, archives: Path) -> None:
     """A sabotaged twin: Spark's own Kafka sink, killed between the messages and `commits/N`. Nothing else is wrong."""
     scene = kafka_scene(tmp_path, broker, archives)
