@@ -21,6 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 __all__ = [
+    "UNCHANGED",
     "BadConfig",
     "CheckpointRefused",
     "EpochFailed",
@@ -35,6 +36,10 @@ __all__ = [
     "TargetRefused",
     "Where",
 ]
+
+
+UNCHANGED = "Safe: nothing was changed."
+"""Of a command or a look that refuses before it does anything."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -257,13 +257,15 @@ def _check_modes(modes: Mapping[str, OutputMode], sinks: Mapping[str, Sink], job
 
 def _check_fate(chosen: Settings, sinks: Mapping[str, Sink]) -> None:
     """Before recovery, which removes what only a rewind to another fate would need."""
+    known = state.begun(chosen.checkpoint)
+    if known is None or known.fate != "overwrite":
+        return
     try:
-        found = reader.read(chosen.checkpoint)
+        newest = reader.read(chosen.checkpoint).newest
     except FencepostError:
-        return  # recovery has the words for it, or begins
-    just_begun = found.newest is not None and found.newest.cause == "restore"
+        return  # recovery has the words for it
     for name, sink in sinks.items():
-        if just_begun and found.lineage.fate == "overwrite" and not sink.capabilities.replaces:
+        if newest is not None and newest.cause == "restore" and not sink.capabilities.replaces:
             raise BadConfig(
                 "overwrite_needs_key",
                 "This lineage was begun to write epochs over what its targets hold, and this sink has no key to find "
@@ -308,12 +310,12 @@ def _schemas(frames: Mapping[str, Any], job: str) -> dict[str, Any]:
 def _formats(spark: Any, frames: Mapping[str, Any], log: SparkLog, chosen: Settings) -> Mapping[str, str]:
     """Chosen at the first start; every later one, and that of an adopted checkpoint, keeps its own."""
     found = log.identity()
-    has = state.begun(chosen.checkpoint)
+    known = state.begun(chosen.checkpoint)
     sources = [source for frame in frames.values() for source in inspect.sources_of(frame)]
-    if has is not None:
-        named.check_begun_alike(has, sources, chosen.job)
-        state.check_same(chosen.state, has, job=chosen.job, path=chosen.checkpoint)
-        return has
+    if known is not None:
+        named.check_begun_alike(known.formats, sources, chosen.job)
+        state.check_same(chosen.state, known.formats, job=chosen.job, path=chosen.checkpoint)
+        return known.formats
     if not (chosen.adopt and found.epochs and not found.ledgers):
         states = set().union(*map(inspect.states_of, frames.values()))
         picked = state.formats(chosen.state or state.RocksDB())

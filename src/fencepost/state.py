@@ -68,8 +68,8 @@ def formats(backend: Backend) -> Mapping[str, str]:
     return session.HEAP_FORMATS
 
 
-def begun(checkpoint: str) -> Mapping[str, str] | None:
-    """The formats that a checkpoint was begun with; None before its first start.
+def begun(checkpoint: str) -> Lineage | None:
+    """What a checkpoint was begun with; None before its first start.
 
     A ledger that cannot be read says nothing here: recovery refuses it, in its own words.
     """
@@ -80,7 +80,7 @@ def begun(checkpoint: str) -> Mapping[str, str] | None:
         body = decode(store.read(record_name(known, 0)) or b"").body if known else None
     except (OSError, Damaged):
         return None
-    return body.formats if isinstance(body, Lineage) else None
+    return body if isinstance(body, Lineage) else None
 
 
 def check_same(asked: Backend | None, has: Mapping[str, str], *, job: str, path: str) -> None:
@@ -123,9 +123,8 @@ def check_frames(frames: Sequence[Any], has: Mapping[str, str], job: str) -> Non
 
 def links(spark: Any, frames: Sequence[Any], asked: Backend | None, checkpoint: str, job: str) -> list[Link]:
     """The state as a link of the chain; none for a job without any on a durable checkpoint."""
-    has = begun(checkpoint)
-    if has is None:
-        has = formats(asked or RocksDB())
+    known = begun(checkpoint)
+    has = formats(asked or RocksDB()) if known is None else known.formats
     check_frames(frames, has, job)
     stateful = any(map(inspect.states_of, frames))
     if stateful and on_heap(has) and (problem := session.runs_tasks_twice(spark)) is not None:

@@ -157,7 +157,7 @@ def test_the_command_says_it_and_ends_with_1(root: Path) -> None:
 
 def test_a_doctor_who_sees_nothing_is_caught(root: Path, grown: Grown, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sabotaged twin of the walk above: state files are not looked at."""
-    monkeypatch.setattr(doctor, "_lost", lambda root, state: [])
+    monkeypatch.setattr(doctor, "not_whole", lambda root, epoch, state: [])
     other = grown("join")[0].checkpoint
     unseen = {name for name, _ in walk(root, other, lambda: not diagnose(root).is_whole)}
     assert any(name.endswith(".changelog") for name in unseen)

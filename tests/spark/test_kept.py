@@ -14,7 +14,13 @@ from flaky import PATIENCE_S, Flaky
 from streams import Place, decisions, records
 
 import fencepost as fp
+from fencepost.checkpoints.reader import read
+from fencepost.driver import now, this_process
 from fencepost.errors import EpochFailed
+from fencepost.ledger import LocalStore
+from fencepost.perform import Performer
+from fencepost.protocol.recover import take_over
+from fencepost.spark.checkpoint import SparkLog
 
 pytestmark = [pytest.mark.spark]
 
@@ -143,6 +149,25 @@ def test_a_checkpoint_with_an_epoch_to_finish_is_kept_and_the_log_says_so(
     with caplog.at_level(logging.WARNING, "fencepost"):
         job.cancel()
     assert "the job ended with commit_failed" in caplog.text
+    finish(place, spark)
+
+
+def test_a_checkpoint_that_another_driver_took_over_is_never_deleted(
+    spark: Any, place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The newer one has decided nothing yet, so nothing but the ledger's last number can tell."""
+    place.say("a b")
+    job = kept(place, spark, retain="delete_on_cancellation")
+    job.start().processAllAvailable()
+    job.stop()
+    job.start().processAllAvailable()  # idle: it has nothing to append at its end
+    store = LocalStore(place.checkpoint)
+    state = read(place.checkpoint)
+    Performer("", store, SparkLog(store), {}).run(take_over("job", this_process(), state, now))
+    with caplog.at_level(logging.WARNING, "fencepost"):
+        job.cancel()
+    assert "was replaced by writer" in caplog.text
+    assert place.checkpoint.is_dir()
     finish(place, spark)
 
 

@@ -20,7 +20,7 @@ from typing import Literal
 from fencepost.checkpoints import savepoint as savepoints
 from fencepost.checkpoints import stale
 from fencepost.checkpoints.manifest import Savepoint, find
-from fencepost.checkpoints.parts import Part, Problem, examine, parts_of, problems, sizes
+from fencepost.checkpoints.parts import Part, examine, not_whole, parts_of
 from fencepost.checkpoints.reader import read
 from fencepost.checkpoints.sums import measure
 from fencepost.errors import CheckpointRefused, FencepostError, Where
@@ -30,7 +30,7 @@ from fencepost.protocol.order import State
 from fencepost.protocol.records import Damaged, decode, digest
 from fencepost.spark.checkpoint import SparkLog
 
-Cure = Literal["start", "copy", "restore", "person", "none"]
+Cure = Literal["start", "copy", "restore", "person"]
 
 STALE_FEW = 100
 READ_AT_START = 200_000_000
@@ -108,7 +108,9 @@ def check_newest(checkpoint: Path, state: State, said: str | None = None) -> Non
     """
     if said is not None and not re.search("STATE_STORE|[Cc]hecksum|CHECKSUM", said):
         return
-    wrong = _lost(checkpoint, state, most=READ_AT_START if said is None else inf)
+    if state.newest is None:
+        return
+    wrong = not_whole(checkpoint, state.newest.epoch, state, READ_AT_START if said is None else inf)
     if wrong:
         offers = ", ".join(str(one.path) for one in reversed(_good(find(checkpoint)[0], state))) or "none is there"
         raise CheckpointRefused(
@@ -119,20 +121,6 @@ def check_newest(checkpoint: Path, state: State, said: str | None = None) -> Non
             next=f"Run `fencepost doctor {checkpoint}`: it says what can be put back. Savepoints, newest first: "
             f"{offers}.",
         )
-
-
-def _lost(root: Path, state: State, most: float = inf) -> list[Problem]:
-    """What neither recovery nor a later look would mend. Spark's log is written anew from the ledger.
-
-    Of state of more than `most` bytes only the names are looked at.
-    """
-    if state.newest is None:
-        return []
-    rests = [part for part in parts_of(root, state.newest.epoch, state) if part.kind in ("state", "schema", "source")]
-    if sum(sizes(root, rests).values()) <= most:
-        return problems(root, rests)
-    gone = [part for part in rests if part.kind == "state" and not (root / part.name).is_file()]
-    return problems(root, [*gone, *(part for part in rests if part.kind != "state")])
 
 
 def _of_the_ledger(root: Path, error: FencepostError, copies: list[Savepoint]) -> Iterator[Finding]:
@@ -189,7 +177,7 @@ def _of_the_rest(root: Path, state: State, copies: list[Savepoint]) -> Iterator[
         what = f"epoch {state.open.epoch} is decided and not known to be in every sink"
         yield Finding("open_decision", ".", what, "start", "Nothing, if the job runs; else start it.")
     yield from _of_the_log(root, state)
-    lost = _lost(root, state)
+    lost = not_whole(root, state.newest.epoch, state) if state.newest else []
     way_out = _restore(_good(copies, state)) if lost else ""
     known = {part.name: part for part in parts_of(root, state.done_through, state)} if lost else {}
     for one in lost:

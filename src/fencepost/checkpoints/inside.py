@@ -21,8 +21,8 @@ from typing import Any
 
 from fencepost.checkpoints.keys import matches
 from fencepost.checkpoints.parts import parts_of, sizes, snapshots
-from fencepost.checkpoints.reader import UNCHANGED, read
-from fencepost.errors import BadConfig, CheckpointRefused, FencepostError, Where
+from fencepost.checkpoints.reader import read
+from fencepost.errors import UNCHANGED, BadConfig, CheckpointRefused, FencepostError, Where
 from fencepost.ledger import LocalStore
 from fencepost.protocol.order import State
 from fencepost.protocol.records import Epoch

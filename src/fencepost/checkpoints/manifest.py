@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from fencepost.errors import CheckpointRefused, Where
+from fencepost.errors import UNCHANGED, CheckpointRefused, Where
 from fencepost.protocol.records import digest
 
 FORMAT = 1
@@ -121,6 +121,6 @@ def _refused(code: str, what: str, path: Path) -> CheckpointRefused:
         code,
         what,
         where=Where(path=str(path)),
-        safe="Safe: nothing was changed.",
+        safe=UNCHANGED,
         next="See which savepoints there are: fencepost savepoint list FOLDER.",
     )

@@ -18,6 +18,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import BinaryIO, Literal
 
@@ -95,6 +96,18 @@ def parts_of(root: Path, epoch: int, state: State | None = None) -> list[Part]:
 def problems(root: Path, parts: Iterable[Part]) -> list[Problem]:
     """What is missing, torn or changed among them; nothing if they are whole as far as anybody knows their sums."""
     return [found for part in parts for _, found in [examine(Path(root), part)] if found is not None]
+
+
+def not_whole(root: Path, epoch: int, state: State, most: float = inf) -> list[Problem]:
+    """What of an epoch recovery does not mend: state, schemas and source logs. Spark's log it writes from the ledger.
+
+    Of state of more than `most` bytes only the names are looked at.
+    """
+    rests = [part for part in parts_of(root, epoch, state) if part.kind in ("state", "schema", "source")]
+    if sum(sizes(root, rests).values()) <= most:
+        return problems(root, rests)
+    gone = [part for part in rests if part.kind == "state" and not (root / part.name).is_file()]
+    return problems(root, [*gone, *(part for part in rests if part.kind != "state")])
 
 
 def sizes(root: Path, parts: Iterable[Part]) -> dict[tuple[str, int], int]:

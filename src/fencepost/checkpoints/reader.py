@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fencepost.errors import CheckpointRefused, Where
+from fencepost.errors import UNCHANGED, CheckpointRefused, Where
 from fencepost.ledger import LocalStore
 from fencepost.perform import Performer
 from fencepost.protocol.append import read_ledger
 from fencepost.protocol.order import State
 from fencepost.spark.checkpoint import SparkLog
-
-UNCHANGED = "Safe: nothing was changed."
 
 
 def read(path: str | Path) -> State:

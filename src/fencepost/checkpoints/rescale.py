@@ -23,14 +23,13 @@ from fencepost.checkpoints.reader import read
 from fencepost.checkpoints.relocate import relocate
 from fencepost.checkpoints.restore import copy_file
 from fencepost.driver import now, this_process, unusable
-from fencepost.errors import BadConfig, CheckpointRefused, Where
+from fencepost.errors import UNCHANGED, BadConfig, CheckpointRefused, Where
 from fencepost.failures import names_of
 from fencepost.ledger import LocalStore
 from fencepost.ledger.local import sync_folder
 from fencepost.perform import Performer
 from fencepost.protocol import effects as e
 from fencepost.protocol import lineages
-from fencepost.protocol.lineages import UNTOUCHED
 from fencepost.protocol.order import State
 from fencepost.protocol.records import Epoch
 from fencepost.spark import session
@@ -74,7 +73,7 @@ def _check(root: Path, state: State, partitions: int) -> None:
             if on_heap
             else "The job keeps no state.",
             where=where,
-            safe=UNTOUCHED,
+            safe=UNCHANGED,
             next="Begin a new checkpoint with state=fp.RocksDB() and the number of partitions you want."
             if on_heap
             else "Start it with another spark.sql.shuffle.partitions; nothing in the checkpoint is bound to it.",
@@ -84,7 +83,7 @@ def _check(root: Path, state: State, partitions: int) -> None:
             "same_partitions",
             f"The state has {partitions} partitions already.",
             where=where,
-            safe=UNTOUCHED,
+            safe=UNCHANGED,
             next="Name another number.",
         )
 

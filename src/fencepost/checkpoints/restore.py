@@ -22,16 +22,16 @@ from fencepost import faults
 from fencepost.checkpoints import savepoint as savepoints
 from fencepost.checkpoints.hidden import hidden_folder, sweep
 from fencepost.checkpoints.manifest import Savepoint
-from fencepost.checkpoints.parts import Part, examine, parts_of, problems
+from fencepost.checkpoints.parts import Part, examine, not_whole, parts_of
 from fencepost.checkpoints.reader import read
 from fencepost.checkpoints.relocate import relocate
 from fencepost.driver import now, this_process, unusable
-from fencepost.errors import BadConfig, CheckpointRefused, Where
+from fencepost.errors import UNCHANGED, BadConfig, CheckpointRefused, Where
 from fencepost.ledger import LocalStore
 from fencepost.ledger.local import make_folder, sync_folder
 from fencepost.perform import Performer, ledger_folder
 from fencepost.protocol import lineages
-from fencepost.protocol.lineages import UNTOUCHED, Anew, Fate
+from fencepost.protocol.lineages import Anew, Fate
 from fencepost.protocol.order import State
 from fencepost.protocol.records import Epoch
 from fencepost.spark.checkpoint import SparkLog
@@ -99,7 +99,7 @@ def restore(
             "quiet_needs_parent",
             "Only the parent's ledger says up to where its targets hold rows.",
             where=Where(job=plan.job),
-            safe=UNTOUCHED,
+            safe=UNCHANGED,
             next="Name the parent checkpoint, or choose overwrite (keyed sinks) or again (an emptied target).",
         )
     if place.exists():
@@ -119,17 +119,16 @@ def _check_whole(root: Path, plan: Anew, state: State) -> None:
     """Everything that the epoch rests on must be there, and nothing that will be cut off may stand in for it."""
     lineages.check_closed(plan.job, state)
     lineages.decision_of(plan, state)
-    rests = [p for p in parts_of(root, plan.epoch, state) if p.kind in ("state", "schema", "source")]
     if plan.fate == "quiet":
         _check_source_files(root, plan, state)
-    wrong = problems(root, rests)
+    wrong = not_whole(root, plan.epoch, state)
     if wrong:
         raise CheckpointRefused(
             "snapshot_lost",
             f"{len(wrong)} files that epoch {plan.epoch} rests on are missing or changed: "
             f"{'; '.join(map(str, wrong[:3]))}.",
             where=Where(job=plan.job, path=str(root)),
-            safe=UNTOUCHED,
+            safe=UNCHANGED,
             next="Choose a later epoch, or restore a savepoint.",
         )
 
@@ -149,7 +148,7 @@ def _check_source_files(root: Path, plan: Anew, state: State) -> None:
                     "source_file_gone",
                     f"A file that an epoch after {plan.epoch} read is gone: {path}.",
                     where=Where(job=plan.job, path=str(root)),
-                    safe=UNTOUCHED,
+                    safe=UNCHANGED,
                     next="Bring it back, or choose a later epoch, or overwrite or again.",
                 )
 
@@ -161,7 +160,7 @@ def _trusted(savepoint: Savepoint) -> State:
             "savepoint_damaged",
             f"{len(wrong)} files of the savepoint are not whole: {'; '.join(map(str, wrong[:3]))}.",
             where=Where(job=savepoint.job, path=str(savepoint.path)),
-            safe=UNTOUCHED,
+            safe=UNCHANGED,
             next="Choose another one: fencepost savepoint list FOLDER.",
         )
     return read(savepoint.copy)
@@ -177,7 +176,7 @@ def _parent(path: Path, savepoint: Savepoint, plan: Anew) -> State:
             "not_the_parent",
             "The savepoint was not made of this checkpoint, or that went on from an earlier epoch since.",
             where=Where(job=plan.job, path=str(path)),
-            safe=UNTOUCHED,
+            safe=UNCHANGED,
             next="Name the checkpoint that it was made of (`fencepost savepoint show` has its lineage), or use a newer "
             "savepoint.",
         )
@@ -188,7 +187,7 @@ def _parent(path: Path, savepoint: Savepoint, plan: Anew) -> State:
                 "range_not_retained",
                 f"The parent no longer has the ranges of all epochs after {plan.epoch}, which quiet runs again.",
                 where=Where(job=plan.job, path=str(path)),
-                safe=UNTOUCHED,
+                safe=UNCHANGED,
                 next="Choose overwrite (keyed sinks) or again (an emptied target), or a newer savepoint.",
             )
     return state

@@ -17,7 +17,6 @@ _CURES = {
     "copy": "can be put back",
     "restore": "needs a savepoint",
     "person": "needs you",
-    "none": "",
 }
 
 

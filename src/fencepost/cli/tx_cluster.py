@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from fencepost.errors import BadConfig, Retryable, TargetRefused
+from fencepost.errors import UNCHANGED, BadConfig, Retryable, TargetRefused
 from fencepost.kafka_servers import Servers
 from fencepost.protocol.records import Handle
 from fencepost.sinks.kafka import ending, inventory
@@ -14,7 +14,6 @@ from fencepost.sinks.kafka.inventory import Row
 from fencepost.sinks.kafka.outcome import Fate, fate
 
 PATIENCE_S = 6.0
-UNTOUCHED = "Safe: nothing was changed."
 
 
 class Cluster:
@@ -54,7 +53,7 @@ def ask(servers: Servers | None) -> Iterator[Cluster]:
         raise TargetRefused(
             "not_allowed",
             f"The cluster refuses us: {error}.",
-            safe=UNTOUCHED,
+            safe=UNCHANGED,
             next="Looking needs DESCRIBE on the transactional id, ending it WRITE. Grant them, or mend --config.",
         ) from error
     finally:
@@ -66,6 +65,6 @@ def no_servers() -> BadConfig:
     return BadConfig(
         "no_servers",
         "No Kafka server is named.",
-        safe=UNTOUCHED,
+        safe=UNCHANGED,
         next="Give --servers host:9092, or --config with bootstrap.servers in it.",
     )

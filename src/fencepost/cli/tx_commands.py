@@ -15,9 +15,9 @@ from rich.markup import escape
 
 from fencepost.checkpoints.reader import read
 from fencepost.cli import tx_view as view
-from fencepost.cli.tx_cluster import UNTOUCHED, Cluster, ask, no_servers
+from fencepost.cli.tx_cluster import Cluster, ask, no_servers
 from fencepost.cli.tx_rules import known_anyway, may_abort, may_commit, no_checkpoint, not_open, out_of_turn
-from fencepost.errors import BadConfig, FencepostError
+from fencepost.errors import UNCHANGED, BadConfig, FencepostError
 from fencepost.kafka_servers import Servers
 from fencepost.protocol.records import Handle
 from fencepost.sinks.kafka import advice, ending, inventory, settled
@@ -237,14 +237,14 @@ def _look(cluster: Cluster, name: str, path: Path | None) -> Row:
         raise BadConfig(
             "unknown_transaction",
             f"Neither the coordinator nor a ledger knows transaction {name!r}.",
-            safe=UNTOUCHED,
+            safe=UNCHANGED,
             next="`fencepost tx list --all` shows the open ones. An id is forgotten a week after its last use.",
         )
     if path and row.owned and row.ledger is None:
         raise BadConfig(
             "another_lineage",
             f"The checkpoint is not the one of job {row.owned.job}, lineage {row.owned.lineage}.",
-            safe=UNTOUCHED,
+            safe=UNCHANGED,
             next="Give the checkpoint of the job that opened it; `metadata` in it begins with the lineage.",
         )
     return row

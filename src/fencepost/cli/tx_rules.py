@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from fencepost.cli.tx_cluster import UNTOUCHED
-from fencepost.errors import BadConfig, FencepostError, OperatorNeeded, Refused
+from fencepost.errors import UNCHANGED, BadConfig, FencepostError, OperatorNeeded, Refused
 from fencepost.protocol.records import Handle
 from fencepost.sinks.kafka.advice import if_lost, safe_to_do
 from fencepost.sinks.kafka.coordinator import Transaction
@@ -23,7 +22,7 @@ def may_commit(row: Row) -> Handle:
         Verdict.FOREIGN: "It is not one of fencepost's.",
         Verdict.UNKNOWN: "This checkpoint has never seen its writer: it is a copy, or older than the transaction.",
     }
-    raise Refused("not_decided", reasons[row.verdict], safe=UNTOUCHED, next=safe_to_do(row))
+    raise Refused("not_decided", reasons[row.verdict], safe=UNCHANGED, next=safe_to_do(row))
 
 
 def may_abort(row: Row, *, accept_loss: bool) -> Transaction:
@@ -32,21 +31,21 @@ def may_abort(row: Row, *, accept_loss: bool) -> Transaction:
         raise Refused(
             "foreign",
             "It is not one of fencepost's.",
-            safe=UNTOUCHED,
+            safe=UNCHANGED,
             next="Ask its owner; Kafka's own tool is kafka-transactions.sh.",
         )
     if row.verdict is Verdict.DECIDED and not accept_loss:
         raise Refused(
             "decided",
             f"It is decided: epoch {row.epoch} of the ledger names it.",
-            safe=UNTOUCHED,
+            safe=UNCHANGED,
             next=f"{safe_to_do(row)} If it has to go: --accept-loss --yes.",
         )
     if row.verdict is Verdict.RUNNING and not accept_loss:
         raise Refused(
             "may_be_decided",
             "It is of the latest writer: if that driver runs, it may decide this epoch while we abort it.",
-            safe=UNTOUCHED,
+            safe=UNCHANGED,
             next="Leave it; if the driver is dead, the next start of the job aborts it. If it has to go now: "
             "--accept-loss --yes.",
         )
@@ -54,12 +53,12 @@ def may_abort(row: Row, *, accept_loss: bool) -> Transaction:
         raise Refused(
             "may_be_decided",
             "Nobody can tell whether it is decided: the checkpoint of its job is missing, or has not seen its writer.",
-            safe=UNTOUCHED,
+            safe=UNCHANGED,
             next="Give --checkpoint DIR of the job that opened it. If that is lost: --accept-loss --yes.",
         )
     if row.found is None or not row.is_open:
         state = row.found.state if row.found else "forgotten by the coordinator"
-        raise Refused("not_open", f"It is not open: {state}.", safe=UNTOUCHED, next="Nothing: there is none to abort.")
+        raise Refused("not_open", f"It is not open: {state}.", safe=UNCHANGED, next="Nothing: there is none to abort.")
     return row.found
 
 
@@ -69,7 +68,7 @@ def not_open(row: Row, handle: Handle, now: Fate) -> FencepostError:
         return Refused(
             "aborted",
             f"It is decided, but the broker has aborted it: it was open longer than {handle.body['timeout_ms']} ms.",
-            safe=UNTOUCHED if handle.kept else "The ledger is unchanged; the rows of this epoch are not kept.",
+            safe=UNCHANGED if handle.kept else "The ledger is unchanged; the rows of this epoch are not kept.",
             next=f"Start the job. It will: {if_lost(handle, row.epoch)}",
         )
     return OperatorNeeded(
@@ -85,7 +84,7 @@ def no_checkpoint() -> BadConfig:
     return BadConfig(
         "no_checkpoint",
         "Only a checkpoint's ledger can tell that a transaction is decided.",
-        safe=UNTOUCHED,
+        safe=UNCHANGED,
         next="Give --checkpoint DIR of the job that opened it.",
     )
 
@@ -95,7 +94,7 @@ def known_anyway(now: Fate) -> Refused:
     return Refused(
         "not_unknown",
         f"There is nothing to settle: the cluster itself says that it is {now.value}.",
-        safe=UNTOUCHED,
+        safe=UNCHANGED,
         next="Start the job: recovery asks the same question and acts on the answer.",
     )
 
@@ -106,6 +105,6 @@ def out_of_turn(name: str, ahead: Handle) -> Refused:
         "out_of_turn",
         f"The decision also names {ahead.id!r} of sink {ahead.sink!r}, whose rows are not kept. If that is lost, the "
         f"epoch runs again, and the rows of {name} would be there twice.",
-        safe=UNTOUCHED,
+        safe=UNCHANGED,
         next="Start the job: recovery commits both in their order.",
     )

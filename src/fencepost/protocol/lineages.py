@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from fencepost.errors import CheckpointRefused, Where
+from fencepost.errors import UNCHANGED, CheckpointRefused, Where
 from fencepost.protocol.append import append, new_ledger, read_ledger
 from fencepost.protocol.effects import Repartition, Step, SwitchLineage, ask
 from fencepost.protocol.epoch import mark_done
@@ -32,8 +32,6 @@ from fencepost.protocol.records import (
 from fencepost.protocol.recover import take_over
 
 Fate = Literal["quiet", "overwrite", "again"]
-
-UNTOUCHED = "Safe: nothing was changed."
 
 UNKNOWN_GENERATIONS = 1 << 20
 """More than there can be between a savepoint and its parent."""
@@ -82,7 +80,7 @@ def seal(plan: Anew, state: State) -> Step[State]:
                 "sealed",
                 f"This lineage was sealed to go on after epoch {sealed.epoch} with {sealed.fate!r}, {there}.",
                 where=Where(job=plan.job),
-                safe=UNTOUCHED,
+                safe=UNCHANGED,
                 next="Repeat that command, if it did not come to its end; else go on from what it made.",
             )
         return state
@@ -201,7 +199,7 @@ def check_closed(job: str, state: State) -> None:
             "nothing_decided",
             f"The job {what}: its ledger does not say where an epoch ends.",
             where=Where(job=job),
-            safe=UNTOUCHED,
+            safe=UNCHANGED,
             next="This needs guarantee='exactly_once' and at least one epoch.",
         )
     if state.open is not None:
@@ -209,7 +207,7 @@ def check_closed(job: str, state: State) -> None:
             "open_decision",
             f"Epoch {state.open.epoch} is decided and not known to be in every sink: the job runs, or it died.",
             where=Where(job=job),
-            safe=UNTOUCHED,
+            safe=UNCHANGED,
             next="Stop the job (SIGTERM, Ctrl-C, job.stop()). If it died, start it once so that recovery finishes the "
             "epoch, and stop it. Then repeat the command.",
         )
@@ -218,7 +216,7 @@ def check_closed(job: str, state: State) -> None:
             "still_quiet",
             "This lineage was begun anew and has not yet caught up with what the targets hold.",
             where=Where(job=job),
-            safe=UNTOUCHED,
+            safe=UNCHANGED,
             next="Start the job, let it complete an epoch with new input, and stop it. Then repeat the command.",
         )
 
@@ -231,7 +229,7 @@ def check_quiet(plan: Anew, state: State) -> None:
             "sources_changed",
             f"The job's sources changed after epoch {plan.epoch}: the epochs since cannot be run again as they were.",
             where=Where(job=plan.job),
-            safe=UNTOUCHED,
+            safe=UNCHANGED,
             next="Choose an epoch after the change, or overwrite or again.",
         )
 
@@ -250,7 +248,7 @@ def decision_of(plan: Anew, state: State) -> Decision:
             "epoch_not_retained",
             f"Epoch {plan.epoch} is not among the epochs that are retained: {kept}.",
             where=Where(job=plan.job),
-            safe=UNTOUCHED,
+            safe=UNCHANGED,
             next="Choose one of these, or restore a savepoint.",
         )
     return found[plan.epoch]

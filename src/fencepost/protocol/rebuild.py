@@ -5,7 +5,7 @@ Never believes Spark's log where a decision says otherwise, and never removes wh
 
 from __future__ import annotations
 
-from fencepost.errors import CheckpointRefused, Where
+from fencepost.errors import UNCHANGED, CheckpointRefused, Where
 from fencepost.protocol.append import Book
 from fencepost.protocol.effects import (
     Discard,
@@ -96,6 +96,6 @@ def adopted_log_damaged(where: Where, epoch: int) -> CheckpointRefused:
         "adopted_log_damaged",
         f"Spark's offsets/{epoch}, where the adopted checkpoint ends, is missing or empty.",
         where=where,
-        safe="Safe: nothing was changed.",
+        safe=UNCHANGED,
         next="Restore the file from a copy of the checkpoint, then start again.",
     )

@@ -131,7 +131,10 @@ class SparkLog:
         Those of one epoch; with `whole`, the snapshots too, which Spark writes when it has time.
         """
         if not state_ids(snapshot):
-            yield from self._found(f"state/*/[0-9]*/**/{epoch + 1}.*")
+            # By whole names, so that no folder of a hundred versions is listed in every epoch.
+            for store in ("", "*/"):
+                for end in ("delta", "changelog", "zip"):
+                    yield from self._found(f"state/*/[0-9]*/{store}{epoch + 1}.{end}")
             yield from self._found("state/*/[0-9]*/**/*.snapshot") if whole else ()
 
     def schema_files(self) -> Iterator[str]:
