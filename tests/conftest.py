@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -18,6 +19,9 @@ from fencepost.prove.rig.kafka import Broker
 from fencepost.prove.rig.mariadb import MariaDB, MySQL
 from fencepost.prove.rig.postgres import Postgres, binaries
 from fencepost.prove.rig.redis import Redis
+
+os.environ["FENCEPOST_HOME"] = tempfile.mkdtemp(prefix="fencepost-home-")
+"""The jobs of tests, and of processes that they start, are noted there and nowhere else."""
 
 SERVICES: dict[str, Callable[[], object]] = {
     "java": java,
@@ -43,6 +47,12 @@ KAFKA_USERS = {"app": "app-secret", "weak": "weak-secret"}
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One folder for a whole run, for things that are dear to make."""
     return tmp_path_factory.mktemp("fencepost")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _jobs_are_noted_here(root: Path) -> None:
+    """Not in the home of whoever runs the tests."""
+    os.environ["FENCEPOST_HOME"] = str(root / "home")
 
 
 @pytest.fixture(scope="session")

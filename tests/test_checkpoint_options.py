@@ -13,9 +13,10 @@ import pytest
 
 import fencepost as fp
 from fencepost import volatile
-from fencepost.checkpointing import seconds, settled
+from fencepost.checkpointing import settled
 from fencepost.checkpoints.stale import MOST, sweep
 from fencepost.errors import BadConfig
+from fencepost.times import seconds
 
 
 @pytest.mark.parametrize(

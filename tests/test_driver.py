@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from pathlib import Path
 
 import pytest
 
+from fencepost import faults
 from fencepost.errors import Retryable
 from fencepost.ledger import LocalStore
 from fencepost.prove.stand_in import StandIn
+from fencepost.sinks.sqlite import SQLite
 from fencepost.sinks.wal import WriteAheadLog
 
 
@@ -60,3 +63,52 @@ def test_a_record_that_was_linked_but_not_synced_does_not_make_a_driver_think_it
     assert "epoch_failed" == failed.value.code
     StandIn(tmp_path, (1, 3, 5), 3, {"api": sink}).run()
     assert ["lineage", "writer", "decision", "writer", "done"] == kinds(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "point", ["barrier.before", "precommit.before", "precommit.after", "vote.after", "snapshot.after"]
+)
+def test_an_epoch_that_fails_before_its_decision_is_tried_again_by_the_same_driver(tmp_path: Path, point: str) -> None:
+    sink = SQLite(tmp_path / "out.db", table="sums")
+    faults.arm({faults.ARM: f"{point}=fail@2"})
+    try:
+        StandIn(tmp_path / "ck", (1, 3, 5), 1, {sink.name: sink}, bears=1).run()
+    finally:
+        faults.arm({})
+    assert [1, 4, 9] == sums(tmp_path / "out.db")
+    assert 1 == kinds(tmp_path / "ck").count("writer")
+
+
+def test_more_failures_in_a_row_than_are_borne_end_the_query(tmp_path: Path) -> None:
+    sink = SQLite(tmp_path / "out.db", table="sums")
+    faults.arm({faults.ARM: "vote.before=fail@1,vote.before=fail@3,vote.before=fail@4"})
+    try:
+        with pytest.raises(Retryable):
+            StandIn(tmp_path / "ck", (1, 3, 5), 1, {sink.name: sink}, bears=1).run()
+    finally:
+        faults.arm({})
+    assert [1] == sums(tmp_path / "out.db"), "a success in between begins the count anew"
+
+
+@pytest.mark.parametrize("point", ["decide.before", "decide.after", "commit.before"])
+def test_an_epoch_that_may_be_decided_is_never_tried_again(tmp_path: Path, point: str) -> None:
+    """Recovery alone knows what to do with it."""
+    sink = SQLite(tmp_path / "out.db", table="sums")
+    job = StandIn(tmp_path / "ck", (1, 3, 5), 1, {sink.name: sink}, bears=9)
+    faults.arm({faults.ARM: f"{point}=fail@2"})
+    try:
+        with pytest.raises(Retryable):
+            job.run()
+    finally:
+        faults.arm({})
+    job.run()
+    assert [1, 4, 9] == sums(tmp_path / "out.db")
+
+
+def sums(database: Path) -> list[int]:
+    """What the table holds, read without us."""
+    connection = sqlite3.connect(database)
+    try:
+        return [row[0] for row in connection.execute('SELECT "sum" FROM sums ORDER BY "sum"')]
+    finally:
+        connection.close()

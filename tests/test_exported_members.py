@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fencepost
 
-MOST = 30
+MOST = 35
 
 
 def public() -> list[str]:

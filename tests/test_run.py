@@ -12,6 +12,7 @@ from fencepost.driver import Driver, Plan
 from fencepost.errors import EpochFailed, Fenced
 from fencepost.guarantee import Guarantee
 from fencepost.ledger import LocalStore
+from fencepost.observe.observer import Observer
 from fencepost.prove.stand_in import SCHEMA
 from fencepost.run import Run
 from fencepost.sinks.sqlite import SQLite
@@ -37,7 +38,7 @@ def driver(folder: Path) -> Driver:
 def ended_by_spark(by: Driver) -> Run:
     """A query that Spark itself ended, before the epoch came to us."""
     query: Any = SimpleNamespace(exception=lambda: RuntimeError("a staged file is gone"))
-    return Run(query, by, SimpleNamespace(close=lambda: None))  # type: ignore[arg-type]
+    return Run(query, by, SimpleNamespace(close=lambda: None), Observer("ends"))  # type: ignore[arg-type]
 
 
 def test_a_query_that_spark_ends_because_of_a_newer_driver_ends_as_fenced(tmp_path: Path) -> None:

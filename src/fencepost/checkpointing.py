@@ -19,11 +19,10 @@ from typing import Literal, TypedDict, get_args
 from fencepost import volatile
 from fencepost.errors import BadConfig, Where
 from fencepost.state import Backend, FileSystem, Memory
+from fencepost.times import seconds
 
 Retain = Literal["on_cancellation", "delete_on_cancellation"]
 
-UNITS = {"ms": 0.001, "millisecond": 0.001, "s": 1, "second": 1, "min": 60, "minute": 60, "h": 3600, "hour": 3600}
-TIME = re.compile(rf"\s*(\d+(?:\.\d+)?)\s*({'|'.join(sorted(UNITS, key=len, reverse=True))})s?\b")
 LEAST_RETAINED = 2
 """Recovery looks at the newest two epochs."""
 
@@ -169,13 +168,6 @@ def local_path(path: str, job: str | None) -> str:
             next="Use a folder on a local disk.",
         )
     return str(Path(re.sub(r"^file:(//)?(?=/)", "", path)).absolute())
-
-
-def seconds(text: object) -> float | None:
-    """'500 ms', '10 seconds', '1 minute 30 seconds'; None for anything else."""
-    if not isinstance(text, str) or re.fullmatch(f"({TIME.pattern})+", text.strip()) is None:
-        return None
-    return sum(float(number) * UNITS[unit] for number, unit in TIME.findall(text))
 
 
 def delete(path: str, job: str, why_not: str | None) -> bool:

@@ -13,7 +13,6 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -23,13 +22,26 @@ from fencepost import faults
 from fencepost.errors import EpochFailed, Fenced, FencepostError, RecoveryNeeded, Where
 from fencepost.guarantee import Guarantee
 from fencepost.ledger import Store
+from fencepost.observe.events import Kind
+from fencepost.observe.observer import Observer
 from fencepost.perform import NOTED_EVERY, Performer, Running
 from fencepost.protocol.append import Book, append
-from fencepost.protocol.epoch import SinkFacts, check_not_replaced, mark_done, run_claimed, run_epoch, run_plainly, tidy
+from fencepost.protocol.epoch import (
+    SinkFacts,
+    check_not_replaced,
+    mark_done,
+    may_try_again,
+    run_claimed,
+    run_epoch,
+    run_plainly,
+    tidy,
+)
 from fencepost.protocol.records import Damaged, Epoch, Kept, Lineage, Sealed, SinkRecord, Writer, WriterNumber
 from fencepost.protocol.recover import Start, begin, settle
 from fencepost.sinks.contract import OutputMode, Sink
 from fencepost.spark.checkpoint import SparkLog
+from fencepost.supervise.reasons import Tolerance
+from fencepost.times import now
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +60,10 @@ class Plan:
     sinks_changed: bool = False
     min_pause_s: float = 0.0
     timeout_s: float | None = None
+    observer: Observer | None = None
+    tolerance: Tolerance = field(default_factory=Tolerance)
+    proof: Callable[[str, int, int], None] | None = None
+    """Of lineage, writer and epoch; raises if a record may be both in the rows and in the dead letters, or in none."""
     looks_for_leftovers: bool = False
     """At the end, are the sinks asked what they hold that nobody decided? Whoever deletes the checkpoint must know."""
 
@@ -78,7 +94,10 @@ class Driver:
         """Another quiet epoch is to follow: only a new start gives the engine its range."""
         sessions = {name: sink.session(plan.job) for name, sink in plan.sinks.items()}
         often = max(1, min(NOTED_EVERY, plan.keep // 2))
-        self._performer = Performer(plan.job, plan.store, SparkLog(plan.store), sessions, noted_every=often)
+        self._note = (plan.observer or Observer(plan.job)).note
+        self._performer = Performer(
+            plan.job, plan.store, SparkLog(plan.store), sessions, noted_every=often, note=self._note
+        )
         self._facts = tuple(SinkFacts(name, sink.capabilities.perishable) for name, sink in plan.sinks.items())
         self._book: Book | None = None
 
@@ -102,8 +121,16 @@ class Driver:
                 adopt=plan.adopt,
                 sinks_changed=plan.sinks_changed,
             )
+            began = time.monotonic()
             self._book = self._performer.run(begin(start))
+            if plan.observer is not None:
+                plan.observer.write_to(plan.store.root, self._book.writer)
+            self._note(Kind.STARTED)
             self._performer.run(settle(self._book, start))
+            newest = self._book.state.newest
+            self._note(Kind.RECOVERED, epoch=newest and newest.epoch, seconds=time.monotonic() - began)
+            if newest is not None:  # whoever is told of epochs may have missed the last one
+                self._note(Kind.COMPLETE, epoch=newest.epoch, again=True)
             self._began_s = time.time()
         except FencepostError as error:
             reason = (self._book and self.fenced()) or error
@@ -163,24 +190,52 @@ class Driver:
                 self.turned_away = True
                 raise Stopping
             number = Epoch(epoch)
-            self._performer.running = Running(kept, lambda: self._in_time(snapshot))
-            try:
-                match self._plan.guarantee:
-                    case Guarantee.EXACTLY_ONCE:
-                        self._performer.run(run_epoch(self.book, number, self._facts))
-                    case Guarantee.AT_LEAST_ONCE:
-                        self._performer.run(run_plainly(self.book, number))
-                    case Guarantee.AT_MOST_ONCE:
-                        self._performer.run(run_claimed(self.book, number))
-            except BaseException as error:  # a cancelled client raises one; an epoch that did not return is never done
-                self._closed = True
-                self._performer.rollback(undecided=self.book.deciding != number)
-                self.failure = self.fenced() or self._explain(error, number)
-                raise self.failure from error
+            began = time.monotonic()
+            rows = sum(file.rows for file in kept)
+            self._note(Kind.OPENED, epoch=number, rows=rows)
+            self._performer.running = Running(kept, lambda: self._in_time(snapshot), number)
+            while not self._carried(number):
+                pass
             self.finished = number
+            self._plan.tolerance.reset()
             self._one_more = self.quiet_left > 0 and self.book.state.quiet_offsets(number) is not None
+            self._note(Kind.COMPLETE, epoch=number, rows=rows, seconds=time.monotonic() - began)
             faults.reach("complete.before")  # the engine writes commits/N next
         self.ending.wait(self._plan.min_pause_s)
+
+    def _carried(self, epoch: Epoch) -> bool:
+        """Carry the epoch to its end; False if it failed, nothing of it is decided, and that is borne."""
+        try:
+            if self._plan.proof is not None:
+                self._plan.proof(self.lineage, self.book.writer, epoch)
+            match self._plan.guarantee:
+                case Guarantee.EXACTLY_ONCE:
+                    self._performer.run(run_epoch(self.book, epoch, self._facts))
+                case Guarantee.AT_LEAST_ONCE:
+                    self._performer.run(run_plainly(self.book, epoch))
+                case Guarantee.AT_MOST_ONCE:
+                    self._performer.run(run_claimed(self.book, epoch))
+        except BaseException as error:  # a cancelled client raises one; an epoch that did not return is never done
+            undecided = may_try_again(self.book, epoch)
+            self._performer.rollback(undecided=undecided)
+            failure = self.fenced() or self._explain(error, epoch)
+            if undecided and isinstance(error, Exception) and self._bears(failure):
+                return False
+            self._closed = True
+            self.failure = failure
+            raise failure from error
+        return True
+
+    def _bears(self, failure: FencepostError) -> bool:
+        """May the failed epoch be tried again from the rows that are staged? Those that tasks wrote are not."""
+        plan = self._plan
+        by_tasks = any(sink.in_tasks(plan.job) is not None for sink in plan.sinks.values())
+        if plan.guarantee is not Guarantee.EXACTLY_ONCE or by_tasks or failure.code == "epoch_timeout":
+            return False
+        if not plan.tolerance.bears(failure):
+            return False
+        self._note(Kind.TRIED_AGAIN, failure, attempt=plan.tolerance.failures)
+        return not self.ending.wait(min(0.1 * 2**plan.tolerance.failures, 10))
 
     def expire(self) -> bool:
         """Drop the epoch whose tasks take too long; True if there was one.
@@ -204,19 +259,29 @@ class Driver:
             raise late
         return snapshot()
 
-    def _too_late(self) -> EpochFailed | None:
-        """Does the epoch that runs take too long? From its barrier on, or from our start: a replayed one's is old."""
+    @property
+    def is_stuck(self) -> bool:
+        """Is an epoch with the sinks for so long past its timeout that only the end of the process will free it?"""
+        limit = self._plan.timeout_s
+        return limit is not None and self._gate.locked() and self._open_for()[1] > 2 * limit
+
+    def _open_for(self) -> tuple[int, float]:
+        """The epoch that runs, and its seconds since its barrier or our start: a replayed one's barrier is old."""
         begun = self._performer.log.names("offsets")[-1:]
         if not begun or begun[0] == self.finished or begun[0] in self._performer.log.names("commits")[-1:]:
-            return None
+            return -1, 0.0
         barrier = Path(self._plan.store.root) / "offsets" / str(begun[0])
-        took = time.time() - max(self._began_s, barrier.stat().st_mtime) if barrier.exists() else 0
-        if took < (self._plan.timeout_s or 0):
+        return begun[0], time.time() - max(self._began_s, barrier.stat().st_mtime) if barrier.exists() else 0.0
+
+    def _too_late(self) -> EpochFailed | None:
+        """Does the epoch that runs take too long?"""
+        epoch, took = self._open_for()
+        if epoch < 0 or took < (self._plan.timeout_s or 0):
             return None
         return EpochFailed(
             "epoch_timeout",
             f"The epoch was not decided {took:.1f} s after its barrier, and the timeout is {self._plan.timeout_s:g} s.",
-            where=Where(job=self._plan.job, epoch=begun[0]),
+            where=Where(job=self._plan.job, epoch=epoch),
             next="See what is slow (the tasks in Spark's UI, the sink's vote), or raise the checkpoint's timeout; then "
             "start the job again.",
         )
@@ -315,11 +380,6 @@ def unusable(error: OSError, job: str, path: str) -> RecoveryNeeded:
 def this_process() -> Writer:
     """Who writes, for the ledger."""
     return Writer(uuid.uuid4().hex, socket.gethostname(), os.getpid(), _versions())
-
-
-def now() -> str:
-    """For people who read the ledger."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 def _versions() -> dict[str, str]:

@@ -10,6 +10,7 @@ Never put a row's value or a secret into an error: these texts are logged.
     │   └── CheckpointRefused  the checkpoint is not this job's, or is damaged
     ├── Fenced             a newer driver took over: final, never retried
     ├── OperatorNeeded     the epoch is safe in the ledger, a person has to choose
+    ├── GaveUp             it failed again and again, and the restart strategy allows no more
     └── Retryable          the epoch did not finish; starting again is right
         ├── EpochFailed        nothing of it is visible
         ├── InDoubt            decided, a sink does not answer
@@ -27,6 +28,7 @@ __all__ = [
     "EpochFailed",
     "Fenced",
     "FencepostError",
+    "GaveUp",
     "GuaranteeTooHigh",
     "InDoubt",
     "OperatorNeeded",
@@ -137,6 +139,12 @@ class OperatorNeeded(FencepostError):
     """Going on by itself would mean guessing."""
 
     safe = "Safe: the decision is in the ledger; nothing will be guessed."
+
+
+class GaveUp(FencepostError):
+    """The restart strategy's budget is spent; the last failure is the cause."""
+
+    safe = "Safe: what is decided is finished at the next start; what is not decided is not visible, and runs again."
 
 
 class Retryable(FencepostError):

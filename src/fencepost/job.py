@@ -10,31 +10,40 @@ import logging
 import os
 import threading
 from collections.abc import Mapping
-from pathlib import Path
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 from fencepost import state as backends
+from fencepost.beginning import BridgeName, Settings, check_may_start
 from fencepost.checkpointing import Checkpoint, delete, one_interval, settled
-from fencepost.errors import BadConfig, FencepostError, Retryable, Where
+from fencepost.dead_letters import BadRecords
+from fencepost.errors import BadConfig, FencepostError, Where
 from fencepost.failures import names_of
 from fencepost.guarantee import READS_UNCOMMITTED, Guarantee, Link, Report, check, sink_link, source_link
-from fencepost.run import BridgeName, Run, Settings
+from fencepost.observe import requests
+from fencepost.observe.events import Kind
+from fencepost.observe.observer import Callback, Observer
+from fencepost.run import Run
 from fencepost.signals import stopping_on_signals
 from fencepost.sinks.contract import Sink
 from fencepost.sources.contract import Source
 from fencepost.spark import branches, connector, inspect, keyed, named, session, tasks
 from fencepost.state import Backend
+from fencepost.supervise import warm
+from fencepost.supervise.keeper import Keeper
+from fencepost.supervise.link import when_told_to
+from fencepost.supervise.reasons import Tolerance
+from fencepost.supervise.strategies import Strategy, one_strategy
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import StreamingQuery
-    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 log = logging.getLogger("fencepost")
 
 
-class Job:
+class Job(BadRecords):
     """One streaming job: its checkpoint, its guarantee, its branches.
 
         job = fp.Job("wordcount", checkpoint="checkpoints/wordcount")
@@ -60,6 +69,7 @@ class Job:
         bridge: BridgeName | None = None,
         adopt: bool = False,
         sinks_changed: bool = False,
+        restart: Strategy | None = None,
     ) -> None:
         """Name the job and its checkpoint; nothing is started yet.
 
@@ -78,6 +88,8 @@ class Job:
             adopt: Take over a checkpoint that plain Spark began; its last epoch must be complete.
             sinks_changed: Declare that sinks were added, removed or given other targets since the last start. A new
                 one gets rows from the next epoch on. Take it out again once the job has run.
+            restart: fp.FixedDelay(…), fp.FailureRate(…), fp.ExponentialDelay(…) or fp.NoRestart(): when `run` starts a
+                failed query again. By default never, and as fp.ExponentialDelay() under `fencepost run`.
         """
         if str(name) != name or not name.strip():
             raise BadConfig("bad_job_name", "A job needs a name.", next="Name it: fp.Job('orders', …).")
@@ -93,11 +105,18 @@ class Job:
         self._bridge: BridgeName | None = bridge
         self._adopt = adopt
         self._sinks_changed = sinks_changed
+        self._restart = one_strategy(restart, name)
+        self._observer = Observer(name)
         self._branches: dict[str, tuple[Any, Sink]] = {}
         self._run: Run | None = None
         self._stop = threading.Event()
         if spark is not None:
             session.check_session(spark, name)
+
+    @property
+    def checkpoint(self) -> str:
+        """The folder of its ledger and of Spark's own log."""
+        return self._checkpoint.place
 
     @property
     def spark(self) -> SparkSession:
@@ -198,7 +217,7 @@ class Job:
 
     def check(self) -> Report:
         """Which guarantee holds end to end, and why; before any data flows."""
-        if not self._branches:
+        if not self._branches.keys() - self._dead:
             raise BadConfig(
                 "nothing_to_write",
                 "The job writes nothing.",
@@ -218,11 +237,12 @@ class Job:
 
     def start(self, *, until: Literal["stopped", "available"] = "stopped") -> StreamingQuery:
         """Recover and start; return Spark's own StreamingQuery. `run` does this and waits."""
-        run = self._start(until)
-        run.end_by_itself()
+        check_may_start(self.name)
+        run = self._start(until, Tolerance(self._checkpoint.tolerable_failures))
+        run.end_by_itself(self.cancel)
         return cast("StreamingQuery", run.query)
 
-    def _start(self, until: str) -> Run:
+    def _start(self, until: str, tolerance: Tolerance) -> Run:
         if until not in ("stopped", "available"):
             where = Where(job=self.name)
             raise BadConfig("bad_until", f"until={until!r} is unknown.", where=where, next="'stopped' or 'available'.")
@@ -245,6 +265,8 @@ class Job:
             adopt=self._adopt,
             sinks_changed=self._sinks_changed,
             state=self._state,
+            observer=self._observer,
+            tolerance=tolerance,
             **self._checkpoint.for_a_run,
         )
         sinks = {name: self._branches[name][1] for name in frames}
@@ -276,32 +298,46 @@ class Job:
 
     def run(self, *, until: Literal["stopped", "available"] = "stopped") -> None:
         """Run until stopped, or until all there is has been processed; SIGTERM and SIGINT stop at an epoch's end."""
+        check_may_start(self.name)
         self._stop.clear()
-        failures = 0
-        run = self._start(until)
+        tolerance = Tolerance(self._checkpoint.tolerable_failures)
+        failures, strategy, tell = when_told_to(self.name, self._checkpoint.place, self._restart, self._warm_up)
         with stopping_on_signals(self._stop):
-            while True:
-                try:
-                    while not run.wait(0.1):
-                        if self._stop.is_set():
-                            run.stop()
-                    run.end()
-                except Retryable as error:
-                    failures = 1 if run.got_on else failures + 1
-                    run = self._start_again(until, run, error, failures)
-                else:
-                    return
+            Keeper(
+                partial(self._start, until, tolerance),
+                self.cancel,
+                self._stop,
+                self._observer,
+                strategy=strategy,
+                tolerance=tolerance,
+                failures=failures,
+                tell=tell,
+                wish=partial(requests.find_between, self._checkpoint.place),
+            ).run()
 
-    def _start_again(self, until: str, run: Run, error: Retryable, failures: int) -> Run:
-        """Bear so many failed epochs in a row as the checkpoint's options allow; recovery runs before each start."""
-        most = self._checkpoint.tolerable_failures
-        while failures <= most and run.can_go_on and not self._stop.is_set():
-            log.warning("job %s: failure %d of %d that are borne, starting again: %s", self.name, failures, most, error)
-            try:
-                return self._start(until)
-            except Retryable as again:
-                error, failures = again, failures + 1
-        raise error
+    def _warm_up(self) -> None:
+        """Of a standby: Spark is up and has run a query once, so that taking over costs no such time."""
+        warm.up(self.spark, self._bridge)
+
+    def on_complete(self, callback: Callback) -> Callback:
+        """Call a function after every epoch, when its rows are visible and will stay: `@job.on_complete`.
+
+        At least once: after a crash the newest epoch is told again (`event.again`). It runs between two epochs, which
+        wait for it; if it raises, that is noted, and changes nothing. The mistake people make: sending from here what
+        must be sent exactly once. Write it to a sink.
+        """
+        self._observer.call(callback, Kind.COMPLETE)
+        return callback
+
+    def on_failure(self, callback: Callback) -> Callback:
+        """Call a function when an epoch, the query or its start failed; the event has the error's words."""
+        self._observer.call(callback, Kind.FAILED, Kind.TRIED_AGAIN, Kind.FENCED)
+        return callback
+
+    def on_restart(self, callback: Callback) -> Callback:
+        """Call a function before the query is started again in this process, and before the wait for it."""
+        self._observer.call(callback, Kind.RESTARTED)
+        return callback
 
     def stop(self) -> None:
         """End the query; an epoch that is being written is finished first, one whose tasks still run is dropped."""
@@ -339,54 +375,3 @@ class Job:
         head = "<tr><th>link</th><th>at best</th><th>why</th></tr>"
         cells = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
         return f"<b>{html.escape(self.name)}</b><table>{head}{cells}</table>"
-
-
-def start(
-    writer: DataStreamWriter,
-    *,
-    to: Sink,
-    checkpoint: str | os.PathLike[str] | Checkpoint | None = None,
-    state: Backend | None = None,
-    job: str | None = None,
-    guarantee: str = "exactly_once",
-    bridge: BridgeName | None = None,
-    adopt: bool = False,
-) -> StreamingQuery:
-    """Make an existing job exactly-once by changing one line; recover, start, return Spark's own StreamingQuery.
-
-        df.writeStream.outputMode("update").foreachBatch(f).start()                        # before
-        fp.start(df.writeStream.outputMode("update"), to=sink, checkpoint="ck/orders")     # after
-
-    The mistake people make: calling `foreachBatch` or `format` on the writer as well. The sink is `to`.
-    """
-    frame = cast("Any", writer)._df
-    kept = settled(checkpoint, state, job)
-    kept.check_for_a_query_alone(job)
-    name = job or Path(kept.place).name
-    session.check_session(frame.sparkSession, name)
-    sources = inspect.check_frame(frame, name)
-    mode = inspect.check_writer(writer, name)
-    if to.in_tasks(name) is not None:
-        raise BadConfig(
-            "parallel_needs_job",
-            "A sink that the tasks write to changes the plan, and this writer's plan is made already.",
-            where=Where(job=name, sink=to.name),
-            next="Use fp.Job(…).write(frame, sink), or let the driver write: no parallel=True, staging='checkpoint'.",
-        )
-    level = Guarantee.parse(guarantee, job=name)
-    links = [source_link(source.kind, replayable=source.replayable) for source in sources]
-    links += backends.links(frame.sparkSession, [frame], state, kept.place, name)
-    check(level, [*links, sink_link(to.name, to.capabilities)], job=name)
-    chosen = Settings(
-        job=name,
-        checkpoint=kept.place,
-        guarantee=level,
-        mode=mode,
-        bridge=bridge,
-        adopt=adopt,
-        state=state,
-        **kept.for_a_run,
-    )
-    run = Run.start(frame.sparkSession, writer, {to.name: frame}, {to.name: to}, chosen)
-    run.end_by_itself()
-    return cast("StreamingQuery", run.query)

@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 
 from fencepost import faults
 from fencepost.ledger import Store
+from fencepost.ledger.names import ledger_folder, record_name
+from fencepost.observe.events import Kind
 from fencepost.protocol import effects as e
 from fencepost.protocol.records import Handle, Kept
 from fencepost.rows import Staging
@@ -34,6 +36,7 @@ class Running:
 
     kept: tuple[Kept, ...]
     snapshot: Callable[[], str]
+    epoch: int | None = None
 
 
 @dataclass(slots=True)
@@ -49,6 +52,8 @@ class Performer:
     """What Spark does for a rescale."""
     noted_every: int = NOTED_EVERY
     """Epochs, after which a decision has the sums of all files that have none elsewhere; before retention takes it."""
+    note: Callable[..., None] = lambda *_, **__: None
+    """Told of the steps that people want to know."""
     _owner: Owner | None = None
     _noted: bool = False
 
@@ -62,7 +67,10 @@ class Performer:
                 value: T = stop.value
                 return value
             faults.reach(f"{effect.point}.before")
+            began = time.monotonic()
             answer = _DO[type(effect)](self, effect)
+            if (step_of := _TOLD.get(type(effect))) is not None:
+                step_of(self, effect, answer, time.monotonic() - began)
             faults.reach(f"{effect.point}.after")
 
     @property
@@ -162,16 +170,6 @@ class Performer:
                 self.store.delete(f"fencepost/{ancestor}/staged")
 
 
-def ledger_folder(lineage: str) -> str:
-    """Where a lineage's records are, under the checkpoint."""
-    return f"fencepost/{lineage}/ledger"
-
-
-def record_name(lineage: str, number: int) -> str:
-    """The file of one record: names sort as numbers do."""
-    return f"{ledger_folder(lineage)}/{number:020d}.json"
-
-
 def _mute(performer: Performer, effect: e.Mute) -> None:
     log.warning(
         "job %s: epoch %d was claimed by a driver that died; its rows may have left, so they are not sent again. "
@@ -185,6 +183,31 @@ def _mute(performer: Performer, effect: e.Mute) -> None:
 def _wait(performer: Performer, effect: e.Wait) -> None:
     time.sleep(min(0.05 * 2**effect.attempt, 5.0) * random.uniform(0.5, 1.0))  # noqa: S311 - spreads retries
 
+
+def _told_units(performer: Performer, effect: e.PreCommit, answer: tuple[Handle, ...], took: float) -> None:
+    performer.note(Kind.PRE_COMMITTED, epoch=effect.epoch, units=len(answer), seconds=took)
+
+
+def _told_record(performer: Performer, effect: e.Create, answer: e.Created, took: float) -> None:
+    if effect.point == "decide" and answer is e.Created.CREATED:
+        performer.note(Kind.DECIDED, epoch=performer.running.epoch, seconds=took)
+
+
+def _told_outcome(performer: Performer, effect: e.Commit, answer: Mapping[str, e.Outcome], took: float) -> None:
+    done = sum(outcome is e.Outcome.DONE for outcome in answer.values())
+    open_ = {outcome.value for outcome in answer.values()} - {e.Outcome.DONE.value}
+    performer.note(
+        Kind.COMMITTED, epoch=effect.epoch, sink=effect.sink, units=done, seconds=took, what=" ".join(open_) or None
+    )
+
+
+_TOLD: Mapping[type[e.Effect[Any]], Callable[[Performer, Any, Any, float], None]] = {
+    e.PreCommit: _told_units,
+    e.Vote: lambda p, effect, answer, took: p.note(Kind.VOTED, epoch=effect.epoch, sink=effect.sink, seconds=took),
+    e.Create: _told_record,
+    e.Commit: _told_outcome,
+    e.Abort: lambda p, effect, answer, took: p.note(Kind.ABORTED, sink=effect.handle.sink, seconds=took),
+}
 
 _DO: Mapping[type[e.Effect[Any]], Callable[[Performer, Any], Any]] = {
     e.ReadIdentity: lambda p, effect: p.log.identity(),

@@ -3,56 +3,46 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from fencepost import state
-from fencepost.checkpoints import doctor, reader, stale
+from fencepost import beginning, state
+from fencepost.beginning import Settings
+from fencepost.checkpoints import doctor, stale
 from fencepost.driver import Driver, Plan, unusable
-from fencepost.errors import BadConfig, Fenced, FencepostError, Where
+from fencepost.errors import Fenced, FencepostError
 from fencepost.failures import at_the_start, from_spark, jvm_lost
 from fencepost.guarantee import Guarantee
 from fencepost.ledger import LocalStore
-from fencepost.sinks.contract import HOW_TO_TAKE, OutputMode, Sink
-from fencepost.spark import branches, inspect, keyed, named, session, tasks, topics
-from fencepost.spark.bridge import Bridge, ForeachBatchBridge, JvmBridge
+from fencepost.observe import registry, requests
+from fencepost.observe.events import Kind
+from fencepost.observe.observer import Observer
+from fencepost.observe.pulse import PULSE, Beat, this_driver
+from fencepost.sinks.contract import Sink
+from fencepost.spark import inspect, keyed, poison, session, tasks, topics
+from fencepost.spark.bridge import Bridge
 from fencepost.spark.checkpoint import SparkLog
 from fencepost.spark.lock import StateLock
-from fencepost.state import Backend
-
-BridgeName = Literal["jvm", "foreach_batch"]
 
 log = logging.getLogger("fencepost")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """What a start needs to know besides the DataFrame and its sinks."""
-
-    job: str
-    checkpoint: str
-    guarantee: Guarantee
-    mode: str
-    bridge: BridgeName | None = None
-    adopt: bool = False
-    sinks_changed: bool = False
-    state: Backend | None = None
-    min_pause_s: float = 0.0
-    timeout_s: float | None = None
-    retained: int | None = None
-    deletes: bool = False
-    """Will the checkpoint be deleted when the job is cancelled?"""
+ABORT_S = 5.0
 
 
 class Run:
     """One running query with its driver and bridge."""
 
-    def __init__(self, query: Any, driver: Driver, bridge: Bridge, lock: StateLock | None = None) -> None:
+    def __init__(
+        self, query: Any, driver: Driver, bridge: Bridge, observer: Observer, lock: StateLock | None = None
+    ) -> None:
         self.query = query
         self._driver = driver
+        self._observer = observer
         self._bridge = bridge
         self._lock = lock
         self._ended = False
@@ -64,10 +54,18 @@ class Run:
         cls, spark: Any, writer: Any, frames: Mapping[str, Any], sinks: Mapping[str, Sink], chosen: Settings
     ) -> Run:
         """Recover, then start the query; after a rewind, once for each epoch that has to keep its old range."""
-        while True:
-            run = cls._launch(spark, writer, frames, sinks, chosen)
-            if not run._carry_one_quiet_epoch():
-                return run
+        observer = chosen.observer or Observer(chosen.job)
+        observer.write_to(chosen.checkpoint)
+        registry.note(chosen.job, chosen.checkpoint, getattr(sys.modules.get("__main__"), "__file__", None))
+        try:
+            while True:
+                run = cls._launch(spark, writer, frames, sinks, chosen, observer)
+                if not run._carry_one_quiet_epoch():
+                    PULSE.add(chosen.checkpoint, run.beat)
+                    return run
+        except FencepostError as error:
+            observer.note_failure(error)
+            raise
 
     def _carry_one_quiet_epoch(self) -> bool:
         """Spark takes only the first range from its log; so the query ends after one epoch if more are to follow."""
@@ -80,32 +78,39 @@ class Run:
         return True
 
     @classmethod
-    def _launch(
-        cls, spark: Any, writer: Any, frames: Mapping[str, Any], sinks: Mapping[str, Sink], chosen: Settings
+    def _launch(  # noqa: PLR0917 - all that a start needs
+        cls,
+        spark: Any,
+        writer: Any,
+        frames: Mapping[str, Any],
+        sinks: Mapping[str, Sink],
+        chosen: Settings,
+        observer: Observer,
     ) -> Run:
         modes = {name: inspect.branch_mode(frame, chosen.mode) for name, frame in frames.items()}
-        _check_modes(modes, sinks, chosen.job)
-        _check_not_running(spark, chosen.job)
+        beginning.check_modes(modes, sinks, chosen.job)
+        beginning.check_not_running(spark, chosen.job)
         paces = keyed.paces(frames, writer, chosen.job)
+        proof = poison.proof(spark, frames, chosen.job)
         sources = [source for frame in frames.values() for source in inspect.sources_of(frame)]
         jar = chosen.bridge != "foreach_batch" and session.bring_jar(spark)
-        bridge = _bridge(spark, chosen, jar=jar)
+        bridge = beginning.bridge(spark, chosen, jar=jar)
         store = LocalStore(chosen.checkpoint)
         try:
-            formats = _formats(spark, frames, SparkLog(store), chosen)
+            formats = beginning.formats(spark, frames, SparkLog(store), chosen)
             begun = SparkLog(store).identity().ledgers
         except OSError as error:
             raise unusable(error, chosen.job, chosen.checkpoint) from error
         # A job that cannot read begins nothing; one that has begun finishes what is decided, then asks its source.
         found = {} if begun else topics.find(spark, sources, chosen.job)
-        _check_fate(chosen, sinks)
+        beginning.check_fate(chosen, sinks)
         keep = chosen.retained or max(100, session.epochs_retained(spark))
         driver = Driver(
             Plan(
                 job=chosen.job,
                 store=store,
                 sinks=sinks,
-                schemas=_schemas(frames, chosen.job),
+                schemas=beginning.schemas(frames, chosen.job),
                 modes=modes,
                 guarantee=chosen.guarantee,
                 formats=formats,
@@ -115,6 +120,9 @@ class Run:
                 min_pause_s=chosen.min_pause_s,
                 timeout_s=chosen.timeout_s,
                 looks_for_leftovers=chosen.deletes,
+                observer=observer,
+                tolerance=chosen.tolerance,
+                proof=proof,
             )
         )
         lock = _lock(spark, formats, store, chosen)
@@ -128,7 +136,7 @@ class Run:
             stale.sweep(chosen.checkpoint)
             doctor.check_newest(Path(chosen.checkpoint), driver.book.state)
             _cut_state(lock, driver, chosen)
-            _check_sources(store, driver, sources, found or topics.find(spark, sources, chosen.job))
+            beginning.check_sources(store, driver, sources, found or topics.find(spark, sources, chosen.job))
             keyed.check_beside(fixed, frames, chosen.job)
             session.trust_the_ledger(spark)
             files = session.use_durable_files(spark) if jar else {}
@@ -144,12 +152,7 @@ class Run:
             if isinstance(error, FencepostError):
                 raise
             raise at_the_start(error, chosen.job, chosen.checkpoint) from error
-        return cls(query, driver, bridge, lock)
-
-    @property
-    def got_on(self) -> bool:
-        """Has this start carried an epoch to its end?"""
-        return self._driver.finished is not None
+        return cls(query, driver, bridge, observer, lock)
 
     @property
     def can_go_on(self) -> bool:
@@ -183,13 +186,35 @@ class Run:
         self.query.stop()
         self.end()
 
-    def end_by_itself(self) -> None:
+    def abort(self) -> None:
+        """End the query now, and wait for no sink: what one still holds ends with this process, or is swept later."""
+
+        def try_to() -> None:
+            with suppress(Exception):  # nobody is there any more to be told
+                self.cancel()
+
+        ending = threading.Thread(target=try_to, daemon=True)
+        ending.start()
+        ending.join(ABORT_S)
+
+    def wish(self) -> requests.Wish | None:
+        """What somebody asks of this driver from outside."""
+        return requests.find(self._driver.checkpoint, self._driver.book.writer)
+
+    def beat(self) -> Beat | None:
+        """What this driver says of itself; None while an epoch is stuck in a sink."""
+        driver = self._driver
+        job = driver.book.state.lineage.job
+        return None if driver.is_stuck else this_driver(job, driver.book.writer, driver.finished)
+
+    def end_by_itself(self, cancel: Callable[[], None] | None = None) -> None:
         """Let go when the query ends; whoever holds the query is told by it, and the log has our own words."""
 
         def wait_and_end() -> None:
-            while not self.wait(1):
-                pass
             try:
+                while not self.wait(1):
+                    if (wish := self.wish()) is not None:
+                        self.stop() if wish == "stop" else (cancel or self.cancel)()
                 self.end()
             except FencepostError as error:
                 log.error("%s", error)  # noqa: TRY400 - four lines, as everywhere; the query has the trace
@@ -204,7 +229,15 @@ class Run:
         with self._one_ends:
             if not self._ended:
                 self._ended = True
-                self._end()
+                try:
+                    self._end()
+                    self._observer.note(Kind.STOPPED)
+                except FencepostError as error:
+                    self._observer.note_failure(error)
+                    raise
+                finally:
+                    PULSE.remove(self._driver.checkpoint)
+                    requests.take_back(self._driver.checkpoint, self._driver.book.writer)
 
     def _end(self) -> None:
         failed = None if self._jvm_is_gone else self.query.exception()
@@ -233,49 +266,6 @@ class Run:
             log.warning("job %s: tasks of the query still run; no other may use its state before they end", job)
 
 
-def _check_not_running(spark: Any, job: str) -> None:
-    if job in session.running(spark):
-        # Recovery would take the checkpoint from the living query, and Spark would then refuse the new one.
-        raise BadConfig(
-            "already_running",
-            "A query of this name runs in this session.",
-            where=Where(job=job),
-            next="Stop it first (job.stop(), or query.stop()).",
-        )
-
-
-def _check_modes(modes: Mapping[str, OutputMode], sinks: Mapping[str, Sink], job: str) -> None:
-    for name, sink in sinks.items():
-        if modes[name] not in sink.capabilities.modes:
-            raise BadConfig(
-                "mode_does_not_fit",
-                f"This sink, as it is set up, does not take rows of output mode {modes[name]}.",
-                where=Where(job=job, sink=name),
-                next=(modes[name] == "update" and sink.capabilities.remedy) or HOW_TO_TAKE[modes[name]],
-            )
-
-
-def _check_fate(chosen: Settings, sinks: Mapping[str, Sink]) -> None:
-    """Before recovery, which removes what only a rewind to another fate would need."""
-    known = state.begun(chosen.checkpoint)
-    if known is None or known.fate != "overwrite":
-        return
-    try:
-        newest = reader.read(chosen.checkpoint).newest
-    except FencepostError:
-        return  # recovery has the words for it
-    for name, sink in sinks.items():
-        if newest is not None and newest.cause == "restore" and not sink.capabilities.replaces:
-            raise BadConfig(
-                "overwrite_needs_key",
-                "This lineage was begun to write epochs over what its targets hold, and this sink has no key to find "
-                "the old rows by.",
-                where=Where(job=chosen.job, sink=name),
-                next="Give the sink a key=…, or go on from the same epoch with quiet (nothing is written twice) or "
-                "again (into an emptied target).",
-            )
-
-
 def _lock(spark: Any, formats: Mapping[str, str], store: LocalStore, chosen: Settings) -> StateLock | None:
     """Before recovery: a driver that may not run must not fence the one that does."""
     if state.on_heap(formats) or (not formats and SparkLog(store).has_state_of_format_1()):
@@ -295,70 +285,3 @@ def _cut_state(lock: StateLock | None, driver: Driver, chosen: Settings) -> None
 def _let_go(lock: StateLock | None) -> None:
     if lock is not None:
         lock.release()
-
-
-def _schemas(frames: Mapping[str, Any], job: str) -> dict[str, Any]:
-    found = {}
-    for name, frame in frames.items():
-        try:
-            found[name] = branches.arrow_schema(frame)
-        except FencepostError as error:
-            raise error.at(job=job, sink=name) from None
-    return found
-
-
-def _formats(spark: Any, frames: Mapping[str, Any], log: SparkLog, chosen: Settings) -> Mapping[str, str]:
-    """Chosen at the first start; every later one, and that of an adopted checkpoint, keeps its own."""
-    found = log.identity()
-    known = state.begun(chosen.checkpoint)
-    sources = [source for frame in frames.values() for source in inspect.sources_of(frame)]
-    if known is not None:
-        named.check_begun_alike(known.formats, sources, chosen.job)
-        state.check_same(chosen.state, known.formats, job=chosen.job, path=chosen.checkpoint)
-        return known.formats
-    if not (chosen.adopt and found.epochs and not found.ledgers):
-        states = set().union(*map(inspect.states_of, frames.values()))
-        picked = state.formats(chosen.state or state.RocksDB())
-        keyed_state = session.KEYED_STATE if states == {inspect.KEYED_STATE} else {}
-        return {**picked, **keyed_state, **named.formats(sources, chosen.job)}
-    state.check_same(chosen.state, {}, job=chosen.job, path=chosen.checkpoint)
-    named.check_begun_alike({}, sources, chosen.job)
-    if log.has_state_of_format_1() and not spark.sparkContext.master.startswith("local["):
-        raise BadConfig(
-            "state_format_1",
-            "This checkpoint has state of format 1, in which any attempt may overwrite the state of another.",
-            where=Where(job=chosen.job, path=chosen.checkpoint),
-            next="Adopt it with a local master (one executor), or begin a new checkpoint.",
-        )
-    return {}
-
-
-def _check_sources(
-    store: LocalStore, driver: Driver, sources: Sequence[inspect.PlanSource], found: Mapping[str, set[str]]
-) -> None:
-    job = driver.book.state.lineage.job
-    try:
-        lineages = (driver.lineage, *reversed(driver.book.state.lineage.ancestors))
-        topics.check_same(store, lineages, found, job)
-        named.check_none_returns(store, sources, job)
-    except OSError as error:
-        raise unusable(error, job, store.root) from error
-
-
-def _bridge(spark: Any, chosen: Settings, *, jar: bool) -> Bridge:
-    if chosen.bridge not in (None, "jvm", "foreach_batch"):
-        raise BadConfig(
-            "unknown_bridge",
-            f"There is no bridge {chosen.bridge!r}.",
-            where=Where(job=chosen.job),
-            next="Use 'jvm' or 'foreach_batch'.",
-        )
-    if chosen.bridge == "jvm" and not jar:
-        raise BadConfig(
-            "no_jar",
-            "This session takes no jar, and bridge='jvm' needs ours.",
-            where=Where(job=chosen.job),
-            next="Start the session with the jar (fencepost.spark.session.JAR) in spark.driver.extraClassPath and "
-            "spark.executor.extraClassPath, or use bridge='foreach_batch'.",
-        )
-    return JvmBridge(spark) if jar else ForeachBatchBridge(spark)

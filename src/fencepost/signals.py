@@ -1,4 +1,9 @@
-"""SIGTERM and SIGINT as a wish to stop. Never ends anything by itself."""
+"""SIGTERM and SIGINT as a wish to stop, with a deadline. Never ends anything by itself.
+
+first signal      the epoch in flight is finished or dropped, then the job ends
+second signal     KeyboardInterrupt: at once
+after 30 s        as if a second one had come: a sink that does not answer must not hold up the end
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,9 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
+
+GRACE_S: Final = 30
 
 
 @contextmanager
@@ -20,10 +27,12 @@ def stopping_on_signals(stop: threading.Event) -> Iterator[None]:
         if stop.is_set():
             raise KeyboardInterrupt
         stop.set()
+        signal.alarm(GRACE_S)
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM)}
     try:
         yield
     finally:
+        signal.alarm(0)
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from fencepost.errors import UNCHANGED, CheckpointRefused, Where
 from fencepost.ledger import LocalStore
-from fencepost.perform import Performer
+from fencepost.ledger.names import ledger_folder, record_name
 from fencepost.protocol.append import read_ledger
+from fencepost.protocol.effects import Names, Read, Step
 from fencepost.protocol.order import State
 from fencepost.spark.checkpoint import SparkLog
 
@@ -31,7 +33,7 @@ def read(path: str | Path) -> State:
                 safe=UNCHANGED,
                 next="Give the folder that the job has as checkpoint=…; it holds `metadata` and `fencepost`.",
             )
-        return Performer("", store, log, {}).run(read_ledger(ledgers[0], ""))
+        return _run(read_ledger(ledgers[0], ""), store)
     except OSError as error:
         raise CheckpointRefused(
             "checkpoint_unreadable",
@@ -43,3 +45,22 @@ def read(path: str | Path) -> State:
     except CheckpointRefused as error:
         error.where = where
         raise
+
+
+def _run(step: Step[State], store: LocalStore) -> State:
+    """The protocol asks for two things only; whoever just looks needs nothing of what writes rows."""
+    answer: Any = None
+    while True:
+        try:
+            effect = step.send(answer)
+        except StopIteration as stop:
+            state: State = stop.value
+            return state
+        match effect:
+            case Names(lineage=lineage):
+                names = store.list(ledger_folder(lineage))
+                answer = tuple(int(name[:-5]) for name in names if name.endswith(".json") and name[:-5].isdigit())
+            case Read(lineage=lineage, number=number):
+                answer = store.read(record_name(lineage, number))
+            case _:
+                raise AssertionError(f"{type(effect).__name__} is no look")

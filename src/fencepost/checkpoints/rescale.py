@@ -22,7 +22,7 @@ from fencepost.checkpoints.manifest import Savepoint
 from fencepost.checkpoints.reader import read
 from fencepost.checkpoints.relocate import relocate
 from fencepost.checkpoints.restore import copy_file
-from fencepost.driver import now, this_process, unusable
+from fencepost.driver import this_process, unusable
 from fencepost.errors import UNCHANGED, BadConfig, CheckpointRefused, Where
 from fencepost.failures import names_of
 from fencepost.ledger import LocalStore
@@ -34,6 +34,7 @@ from fencepost.protocol.order import State
 from fencepost.protocol.records import Epoch
 from fencepost.spark import session
 from fencepost.spark.checkpoint import SparkLog, state_ids
+from fencepost.times import now
 
 
 def rescale(checkpoint: Path, partitions: int, spark: Callable[[], Any]) -> tuple[Epoch, Savepoint]:

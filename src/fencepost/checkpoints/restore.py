@@ -25,16 +25,18 @@ from fencepost.checkpoints.manifest import Savepoint
 from fencepost.checkpoints.parts import Part, examine, not_whole, parts_of
 from fencepost.checkpoints.reader import read
 from fencepost.checkpoints.relocate import relocate
-from fencepost.driver import now, this_process, unusable
+from fencepost.driver import this_process, unusable
 from fencepost.errors import UNCHANGED, BadConfig, CheckpointRefused, Where
 from fencepost.ledger import LocalStore
 from fencepost.ledger.local import make_folder, sync_folder
-from fencepost.perform import Performer, ledger_folder
+from fencepost.ledger.names import ledger_folder
+from fencepost.perform import Performer
 from fencepost.protocol import lineages
 from fencepost.protocol.lineages import Anew, Fate
 from fencepost.protocol.order import State
 from fencepost.protocol.records import Epoch
 from fencepost.spark.checkpoint import SparkLog
+from fencepost.times import now
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,66 +1,82 @@
-"""The command line: `fencepost demo`, `fencepost check`, `fencepost tx`."""
+"""The command line. A verb is imported when it is called: `fencepost --help` needs none of them."""
 
 from __future__ import annotations
 
-import random
 import sys
-from pathlib import Path
+from importlib import import_module
+from importlib.util import find_spec
+from typing import NamedTuple
 
 import click
 
-import fencepost
-from fencepost.cli.anew import rescale, restore, rewind
-from fencepost.cli.doctor import doctor
-from fencepost.cli.savepoint import savepoint
-from fencepost.cli.state import state
-from fencepost.cli.tx import tx
-from fencepost.errors import FencepostError
+from fencepost import __version__
+from fencepost.cli import exits
 
 
-@click.group()
-@click.version_option(fencepost.__version__, prog_name="fencepost")
+class Verb(NamedTuple):
+    """Where a command is, and what it does in one line: the first of its own help."""
+
+    module: str
+    help: str
+
+
+VERBS = {
+    "init": Verb("init", "Make a small project that runs: a job, some data, a README."),
+    "check": Verb("check", "Say whether the jobs in FILE would start, and which guarantee they have end to end."),
+    "run": Verb("run", "Run FILE as python would, with ARGUMENTS, and start it again when it fails, dies or hangs."),
+    "status": Verb("status", "Say how a job is: running or not, which epoch, what happened last."),
+    "epochs": Verb("epochs", "List a job's epochs, or show all that is known of one."),
+    "stop": Verb("stop", "Let a running job finish its epoch, then stop it."),
+    "cancel": Verb("stop", "Stop a running job at once."),
+    "verify": Verb(
+        "verify", "Compare ledger, Spark's log and sinks, epoch by epoch; with the job running, stopped or dead."
+    ),
+    "doctor": Verb("doctor", "Look a checkpoint over: is it whole, and what is to be done if it is not."),
+    "savepoint": Verb("savepoint", "Keep verified copies of a checkpoint, and begin anew from them."),
+    "rewind": Verb("anew", "Let a stopped job go on after an earlier epoch."),
+    "rescale": Verb("anew", "Spread a stopped job's state over another number of partitions."),
+    "state": Verb("state", "Look into a job's state, with the job running or not."),
+    "tx": Verb("tx", "Look at open Kafka transactions, and end them by hand."),
+    "explain": Verb("explain", "Say what an error code means and what to do."),
+    "demo": Verb("demo_command", "Kill a streaming job with SIGKILL, again and again, and count what its sinks hold."),
+    "version": Verb("version", "Say which versions are at work."),
+}
+"""By name, in the order of a job's life."""
+
+
+class Verbs(click.Group):
+    """A group whose commands are looked up by name."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Those that are there."""
+        return [name for name, verb in VERBS.items() if find_spec(f"fencepost.cli.{verb.module}")]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import one."""
+        if cmd_name not in self.list_commands(ctx):
+            return None
+        command = getattr(import_module(f"fencepost.cli.{VERBS[cmd_name].module}"), cmd_name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Their lines, without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, VERBS[name].help) for name in self.list_commands(ctx)])
+
+
+@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="fencepost")
 def cli() -> None:
-    """Exactly-once pipelines for PySpark. Off by none."""
+    """Exactly-once pipelines for PySpark. Off by none.
 
+    A job is named by its FILE, by its NAME, or by its CHECKPOINT folder. Results go to stdout, progress to stderr.
 
-@cli.command()
-@click.option(
-    "--kills", type=click.IntRange(min=1), default=4, show_default=True, help="How often the second job is killed."
-)
-@click.option("--seed", type=int, help="Repeat a run: the same data, the same chances.")
-@click.option("--folder", type=click.Path(path_type=Path), help="Keep everything here instead of a temporary folder.")
-def demo(kills: int, seed: int | None, folder: Path | None) -> None:
-    """Kill a streaming job with SIGKILL, again and again, and count what its sinks hold."""
-    from fencepost.cli.demo import run_demo  # noqa: PLC0415 - rich is wanted by nothing else
-
-    if folder is not None and folder.exists():
-        raise click.BadParameter("it exists already; name a new folder", param_hint="--folder")
-    chosen = random.randrange(1_000_000) if seed is None else seed  # noqa: S311 - not a secret
-    sys.exit(run_demo(kills=kills, seed=chosen, folder=folder))
-
-
-@cli.command()
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-def check(file: Path) -> None:
-    """Say which guarantee the jobs in FILE have end to end, and which link is the weakest."""
-    from fencepost.cli.check import run_check  # noqa: PLC0415 - as above
-
-    sys.exit(run_check(file))
-
-
-savepoint.add_command(restore)
-cli.add_command(savepoint)
-cli.add_command(rewind)
-cli.add_command(rescale)
-cli.add_command(doctor)
-cli.add_command(state)
-cli.add_command(tx)
+    Exit codes: 0 fine; 1 failed, or something was found; 2 refused: change the command or the job; 3 a person is
+    needed, or an outcome is in doubt; 4 the restart budget is spent; 130 interrupted.
+    """
 
 
 def main() -> None:
     """Run; a mistake of the user's gets four lines, not a traceback."""
-    try:
-        cli()
-    except FencepostError as error:
-        click.echo(str(error), err=True)
-        sys.exit(2)
+    sys.exit(exits.run(lambda: cli(standalone_mode=False)))

@@ -70,6 +70,11 @@ def run_epoch(book: Book, epoch: Epoch, sinks: Iterable[SinkFacts]) -> Step[None
     yield from tidy(book, order)
 
 
+def may_try_again(book: Book, epoch: Epoch) -> bool:
+    """A failed epoch: may the same query carry the same rows once more? Only while no decision can name them."""
+    return book.deciding != epoch
+
+
 def barrier(book: Book, epoch: Epoch) -> Step[str]:
     """Check the engine's log against the ledger; return the text of `offsets/N`."""
     state = book.state

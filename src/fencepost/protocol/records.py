@@ -224,8 +224,8 @@ def encode(record: Record) -> bytes:
         "oldest": record.oldest,
         "body": asdict(record.body),
     }
-    plain["sum"] = digest(_canonical(plain))
-    return _canonical(plain) + b"\n"
+    content = _canonical(plain)
+    return _with_sum(content, digest(content))
 
 
 def decode(data: bytes) -> Record:
@@ -233,8 +233,11 @@ def decode(data: bytes) -> Record:
     try:
         plain = json.loads(data)
         expected = plain.pop("sum")
-        if digest(_canonical(plain)) != expected:
+        content = _canonical(plain)
+        if digest(content) != expected:
             raise Damaged("its sum does not match its content")
+        if data != _with_sum(content, expected) or plain.keys() != HEAD:
+            raise Damaged("it is not in canonical form")
         record = Record(
             number=Number(plain["number"]),
             lineage=plain["lineage"],
@@ -248,20 +251,30 @@ def decode(data: bytes) -> Record:
         raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise Damaged(f"it is not a record ({type(error).__name__})") from error
-    if encode(record) != data:
-        raise Damaged("it is not in canonical form")
     return record
+
+
+def _with_sum(content: bytes, total: str) -> bytes:
+    """Put the sum at its place among the sorted keys: before the last one, `writer`."""
+    head, writer, tail = content.rpartition(b',"writer":')
+    return b'%b,"sum":"%b"%b%b\n' % (head, total.encode(), writer, tail)
 
 
 def _canonical(plain: Mapping[str, Any]) -> bytes:
     return json.dumps(plain, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
 
 
+HEAD = {"number", "kind", "lineage", "writer", "at", "prev", "oldest", "body"}
+FIELDS = {cls: {field.name for field in fields(cls)} for cls in KIND_OF}
+
+
 def _body(kind: str, plain: Mapping[str, Any]) -> Body:
     cls = KINDS[kind]
     if cls is Lineage and plain.get("format") != FORMAT:
         raise Damaged(f"it is of format {plain.get('format')}, and this version of fencepost knows format {FORMAT}")
-    values = {f.name: plain[f.name] for f in fields(cls)}
+    if plain.keys() != FIELDS[cls]:
+        raise Damaged("it has other fields than a record of this version")
+    values = dict(plain)
     for name in ("lost", "ancestors", "quiet", "later"):
         if name in values:
             values[name] = tuple(values[name])
@@ -273,10 +286,4 @@ def _body(kind: str, plain: Mapping[str, Any]) -> Body:
 
 
 def _handle(plain: Mapping[str, Any]) -> Handle:
-    return Handle(
-        id=plain["id"],
-        sink=plain["sink"],
-        rows=plain["rows"],
-        kept=tuple(Kept(**kept) for kept in plain["kept"]),
-        body=plain["body"],
-    )
+    return Handle(**{**plain, "kept": tuple(Kept(**kept) for kept in plain["kept"])})

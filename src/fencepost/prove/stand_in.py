@@ -24,6 +24,7 @@ from fencepost.guarantee import Guarantee
 from fencepost.ledger import LocalStore
 from fencepost.rows import TAG
 from fencepost.sinks.contract import Sink
+from fencepost.supervise.reasons import Tolerance
 
 SCHEMA = pa.schema([("id", pa.int64()), ("value", pa.int64()), ("sum", pa.int64())])
 
@@ -38,6 +39,8 @@ class StandIn:
     sinks: Mapping[str, Sink]
     guarantee: Guarantee = Guarantee.EXACTLY_ONCE
     keep: int = 100
+    bears: int = 0
+    """Failed epochs in a row."""
 
     def run(self) -> None:
         """Recover, process everything there is, end cleanly."""
@@ -50,6 +53,7 @@ class StandIn:
                 modes=dict.fromkeys(self.sinks, "append"),
                 guarantee=self.guarantee,
                 keep=self.keep,
+                tolerance=Tolerance(self.bears),
             )
         )
         driver.recover()

@@ -15,11 +15,12 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from fencepost.errors import BadConfig, CheckpointRefused, Where
 from fencepost.spark import inspect, session
 from fencepost.spark.branches import quoted
+from fencepost.times import seconds
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -34,9 +35,6 @@ STATE_SERVER = "org.apache.spark.sql.execution.python.streaming.TransformWithSta
 
 PAUSE = "1 second"
 """Between epochs by the clock on the wall, if nobody says."""
-
-UNITS_MS = {"millisecond": 1, "second": 1000, "minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
-UNITS_MS["week"] = 7 * UNITS_MS["day"]
 
 
 def map_with_state(
@@ -191,6 +189,11 @@ def _columns(df: Any, wanted: str | Sequence[str], argument: str) -> tuple[str, 
 
 
 def _schema(wanted: Any, argument: str, example: str) -> StructType:
+    return nullable(fields_of(wanted, argument, example))
+
+
+def fields_of(wanted: Any, argument: str, example: str) -> StructType:
+    """Fields as the user gave them, in words or as a StructType."""
     from pyspark.errors import PySparkException  # noqa: PLC0415 - pyspark is the user's
     from pyspark.sql.types import StructType  # noqa: PLC0415 - as above
 
@@ -211,8 +214,17 @@ def _schema(wanted: Any, argument: str, example: str) -> StructType:
             f"{argument} has no fields, or two of the same name.",
             next=f"Write name and type of each: {argument}={example!r}, or a StructType.",
         )
-    # A field that is added later is null in what is there; Spark keeps no state of which it was told otherwise.
-    text = re.sub(r'"(nullable|containsNull|valueContainsNull)":false', r'"\1":true', found.json())
+    return cast("StructType", found)
+
+
+def nullable(fields: StructType) -> StructType:
+    """The same, each of which may be null.
+
+    A field that is added later is null in what is there; Spark keeps no state of which it was told otherwise.
+    """
+    from pyspark.sql.types import StructType  # noqa: PLC0415 - pyspark is the user's
+
+    text = re.sub(r'"(nullable|containsNull|valueContainsNull)":false', r'"\1":true', fields.json())
     return StructType.fromJson(json.loads(text))
 
 
@@ -220,8 +232,7 @@ def _milliseconds(ttl: str | timedelta) -> int:
     if isinstance(ttl, timedelta):
         found = ttl // timedelta(milliseconds=1)
     else:
-        said = re.fullmatch(r"\s*(\d+)\s+([a-z]+?)s?\s*", str(ttl).lower())
-        found = int(said[1]) * UNITS_MS.get(said[2], 0) if said else 0
+        found = int(1000 * (seconds(str(ttl).lower()) or 0))
     if found <= 0:
         raise BadConfig("bad_ttl", f"ttl={ttl!r} is no time.", next="Write it as '1 hour', '30 days', or a timedelta.")
     return found

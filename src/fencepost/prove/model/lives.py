@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any, NamedTuple, cast
 
-from fencepost.errors import CheckpointRefused, FencepostError
+from fencepost.errors import CheckpointRefused, FencepostError, Retryable
 from fencepost.protocol import effects as e
 from fencepost.protocol import epoch, lineages, recover
 from fencepost.protocol.append import Book, read_ledger
@@ -220,7 +220,13 @@ def _epoch(life: Life, phase: Phase) -> e.Step[Phase | None]:
     if attempt is None:
         raise QueryFailed("the state is not there")
     life.running = (phase.writer, phase.epoch, (phase.start, end, attempt))
-    yield from epoch.run_epoch(book, Epoch(phase.epoch), tuple(s.facts for s in life.job.sinks))
+    sinks = tuple(s.facts for s in life.job.sinks)
+    try:
+        yield from epoch.run_epoch(book, Epoch(phase.epoch), sinks)
+    except Retryable:
+        if not epoch.may_try_again(book, Epoch(phase.epoch)):
+            raise
+        yield from epoch.run_epoch(book, Epoch(phase.epoch), sinks)  # as a driver does that bears a failed epoch
     if not (yield from e.ask(Complete("complete", phase.epoch, attempt))):
         raise QueryFailed("another query wrote commits")
     return Phase(book.state, book.writer, book.present, phase.epoch + 1, end, None, attempt)

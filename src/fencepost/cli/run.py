@@ -1,0 +1,45 @@
+"""`fencepost run FILE`: run a job, and start it again when it fails, dies or hangs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from fencepost.errors import UNCHANGED, BadConfig
+from fencepost.supervise.strategies import parse
+from fencepost.supervise.supervisor import Orders, Supervisor
+from fencepost.times import seconds
+
+
+@click.command(context_settings={"ignore_unknown_options": True})
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.option("--restart", help="none, fixed-delay:attempts=60,delay=10s, failure-rate:…, exponential-delay:…; goes "
+              "before the job's own. By default exponential-delay, for ever.")  # fmt: skip
+@click.option("--standby", is_flag=True, help="Keep a second driver warm, which takes over at once.")
+@click.option("--heartbeat", default="30s", show_default=True, help="A driver without a pulse for so long is killed.")
+def run(file: Path, arguments: tuple[str, ...], restart: str | None, standby: bool, heartbeat: str) -> None:
+    """Run FILE as python would, with ARGUMENTS, and start it again when it fails, dies or hangs.
+
+    Failed queries are started again inside the driver, a dead driver in a new process, both by the job's restart
+    strategy. Ctrl-C or SIGTERM: the epoch is finished, then it stops, exit code 0; a second Ctrl-C stops at once.
+    Exit code 4: the strategy allows no more restarts; 2: the job is refused; 3: a person is needed; 1: all the rest.
+    """
+    deadline = seconds(heartbeat)
+    if deadline is None or deadline < 2:
+        raise BadConfig(
+            "bad_heartbeat",
+            f"--heartbeat {heartbeat} is no time, or less than two beats.",
+            safe=UNCHANGED,
+            next="Write it as 30s or '2 minutes'.",
+        )
+    if restart is not None:
+        parse(restart)
+    orders = Orders(command=[str(file), *arguments], restart=restart, standby=standby, deadline_s=deadline)
+    sys.exit(Supervisor(orders, _say).run())
+
+
+def _say(text: str) -> None:
+    click.echo("\n".join(f"fencepost: {line}" for line in text.splitlines()), err=True)

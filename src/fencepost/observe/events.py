@@ -1,0 +1,92 @@
+"""What happens to a job, as values: the same words in the journal, in the log and for callbacks.
+
+Never holds a row's value or a secret: names, numbers, times and our own error texts only.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+
+class Kind(enum.StrEnum):
+    """Every step that is noted."""
+
+    SPAWNED = "spawned"
+    """The supervisor started a driver process."""
+    STARTED = "started"
+    """A driver took over: it has its number."""
+    RECOVERED = "recovered"
+    OPENED = "opened"
+    """An epoch's rows are with the driver."""
+    PRE_COMMITTED = "pre_committed"
+    VOTED = "voted"
+    DECIDED = "decided"
+    COMMITTED = "committed"
+    COMPLETE = "complete"
+    TRIED_AGAIN = "tried_again"
+    """An epoch failed before its decision and was tried again by the same query."""
+    FAILED = "failed"
+    RESTARTED = "restarted"
+    """The query is started again in the same process, or the driver in a new one."""
+    WARM = "warm"
+    """The standby could take over now."""
+    TOOK_OVER = "took_over"
+    """The standby was told to go."""
+    FENCED = "fenced"
+    STOPPED = "stopped"
+    GAVE_UP = "gave_up"
+    """The restart budget is spent, or the failure is final."""
+    DIED = "died"
+    """The driver process is gone without a word, or was killed because it hung."""
+    CALLBACK_FAILED = "callback_failed"
+    ABORTED = "aborted"
+    """A unit that no decision names was undone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One step of a job. Whatever does not apply is None."""
+
+    kind: Kind
+    job: str
+    at: str
+    """UTC, as in the ledger."""
+    pid: int
+    writer: int | None = None
+    epoch: int | None = None
+    sink: str | None = None
+    seconds: float | None = None
+    """How long the step took, or will be waited for."""
+    rows: int | None = None
+    units: int | None = None
+    attempt: int | None = None
+    process: int | None = None
+    """The one that it is about, if another says it."""
+    code: str | None = None
+    reason: str | None = None
+    """Of a failure: the word for its kind, see supervise/reasons.py."""
+    what: str | None = None
+    safe: str | None = None
+    next: str | None = None
+    again: bool | None = None
+    """Of a complete epoch: it may have been told before."""
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """For JSON: what is known."""
+        return {key: value for key, value in asdict(self).items() if value is not None}
+
+    @property
+    def line(self) -> str:
+        """For the log: one line, the same words."""
+        facts = {k: v for k, v in self.plain.items() if k not in {"kind", "job", "at", "pid", "safe", "next"}}
+        return f"job {self.job}: {self.kind} " + " ".join(f"{key}={value}" for key, value in facts.items())
+
+    @classmethod
+    def of(cls, plain: Mapping[str, Any]) -> Event:
+        """Read one back; keys of a later version are left out."""
+        known = {field.name for field in fields(cls)}
+        return cls(**{**{key: value for key, value in plain.items() if key in known}, "kind": Kind(plain["kind"])})

@@ -1,0 +1,113 @@
+"""What a driver process and its supervisor say to each other, one line of JSON at a time.
+
+    driver → supervisor    beat · job (its name, checkpoint, strategy) · warm · failed · ended
+    supervisor → driver    go (the failures that count, and the strategy)
+
+The driver goes on if its supervisor dies, for a new one fences it; a standby ends, for nobody would ever call it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any, Final
+
+from fencepost.errors import FencepostError
+from fencepost.observe import requests
+from fencepost.supervise.reasons import Reason
+from fencepost.supervise.strategies import ExponentialDelay, Failures, Strategy, parse
+
+DESCRIPTOR: Final = "FENCEPOST_SUPERVISOR"
+"""The environment variable that names the driver's end."""
+STANDBY: Final = "FENCEPOST_STANDBY"
+
+
+@dataclass(frozen=True, slots=True)
+class Go:
+    """The supervisor's word: run."""
+
+    failures: Failures
+    restart: str | None
+    """The strategy that the command line names."""
+
+    def strategy(self, own: Strategy | None) -> Strategy:
+        """The command line's, or the job's own, or Flink's default."""
+        return parse(self.restart) if self.restart else own or ExponentialDelay()
+
+
+class Link:
+    """The driver's end."""
+
+    def __init__(self, descriptor: int, *, standby: bool) -> None:
+        self.is_standby = standby
+        self._socket = socket.socket(fileno=descriptor)
+        self._messages = Messages()
+        self._one_writes = threading.Lock()
+        self._go: Go | None = None
+
+    def tell(self, what: str, **facts: Any) -> None:
+        """Say something; a supervisor that is gone does not matter."""
+        with self._one_writes:
+            try:
+                self._socket.sendall(json.dumps({"what": what, **facts}).encode() + b"\n")
+            except OSError:
+                return
+
+    def tell_error(self, what: str, error: FencepostError) -> None:
+        """Say that something failed, in the error's own four lines."""
+        told = {"code": error.code, "said": error.what, "safe": error.safe, "next": error.next, "text": str(error)}
+        self.tell(what, reason=Reason.of(error).word, **told)
+
+    def go(self) -> Go:
+        """Wait for the word; a second job in the same file has it already."""
+        while self._go is None:
+            data = self._socket.recv(65536)
+            if not data:
+                raise SystemExit(0)  # the supervisor is gone before we were needed
+            for message in self._messages.feed(data):
+                self._go = Go(tuple(message["failures"]), message["restart"])
+        return self._go
+
+
+class Messages:
+    """Cuts what comes through a socket into messages."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[dict[str, Any]]:
+        """The messages that are whole by now."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return [json.loads(line) for line in lines]
+
+
+@cache
+def link() -> Link | None:
+    """To the supervisor of this process, if it has one."""
+    descriptor = os.environ.pop(DESCRIPTOR, None)  # our own children have none
+    return None if descriptor is None else Link(int(descriptor), standby=os.environ.pop(STANDBY, "") == "1")
+
+
+Told = tuple[Failures, Strategy | None, Callable[[FencepostError], None]]
+
+
+def when_told_to(job: str, checkpoint: str, own: Strategy | None, warm_up: Callable[[], None]) -> Told:
+    """Wait until this process is to run the job: at once, or as a standby when it is called.
+
+    Gives the failures that count already, the strategy, and whom to tell of more.
+    """
+    supervisor = link()
+    if supervisor is None:
+        requests.clear(checkpoint)
+        return (), own, lambda error: None
+    supervisor.tell("job", name=job, checkpoint=checkpoint, restart=own.word if own else None)
+    if supervisor.is_standby:
+        warm_up()
+        supervisor.tell("warm")
+    go = supervisor.go()
+    return go.failures, go.strategy(own), partial(supervisor.tell_error, "failed")

@@ -1,0 +1,261 @@
+"""The parent of a driver process: starts it, feels its pulse, and starts it again when it dies or hangs.
+
+    fencepost run job.py              one driver; a new one after the strategy's wait
+    fencepost run job.py --standby    a second one is kept warm, and is told to go at once
+
+No election service: two drivers may well live at once for a moment, and the ledger lets only the newer one decide.
+The supervisor may be killed too: its driver goes on until another supervisor's driver fences it.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from fencepost.observe import requests
+from fencepost.observe.events import Event, Kind
+from fencepost.observe.journal import Journal
+from fencepost.supervise.process import Process
+from fencepost.supervise.reasons import Policy, Reason
+from fencepost.supervise.strategies import ExponentialDelay, Failures, Strategy, parse
+from fencepost.times import now
+
+TICK_S: Final = 0.1
+QUIET_S: Final = 2.0
+"""So long a new driver has the machine to itself; then a standby is made."""
+SAFE: Final = "Safe: what is decided is finished at the next start; what is not decided is not visible, and runs again."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Orders:
+    """What `fencepost run` was told."""
+
+    command: Sequence[str]
+    """The file and its arguments."""
+    restart: str | None = None
+    """The command line's strategy, which goes before the job's own."""
+    standby: bool = False
+    deadline_s: float = 30.0
+    """So long a driver may be without a pulse."""
+    grace_s: float = 40.0
+    """So long it may take to stop; a little longer than a driver gives itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a driver ended."""
+
+    reason: Reason
+    code: str
+    text: str
+    exit: int
+    safe: str = SAFE
+    next: str = "Look for the cause above; then start the job again."
+
+
+class Supervisor:
+    """Runs a file's job until it ends in order, is stopped, or may not be started again."""
+
+    def __init__(self, orders: Orders, say: Callable[[str], None]) -> None:
+        self._orders = orders
+        self._say = say
+        self._strategy: Strategy = parse(orders.restart) if orders.restart else ExponentialDelay()
+        self._failures: Failures = ()
+        self._failed = 0
+        """How often in all."""
+        self._selector = selectors.DefaultSelector()
+        self._standby: Process | None = None
+        self._standby_from = float("inf")
+        self._standby_warm = False
+        self._signals = 0
+        self._job = Path(orders.command[0]).name
+        self._journal: Journal | None = None
+        self._checkpoint: str | None = None
+        """Known once a driver came to its `job.run()`."""
+
+    def run(self) -> int:
+        """Supervise to the end; the exit code."""
+        before = {number: signal.signal(number, self._asked) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            while True:
+                driver = self._takes_over() or self._spawn(standby=False)
+                try:
+                    ending = self._watch(driver)
+                finally:
+                    self._end(driver)  # its JVM, too, before another driver needs the machine
+                if (code := self._code_after(ending)) is not None:
+                    return code
+        finally:
+            self._drop_standby()
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _asked(self, number: int, _: Any) -> None:
+        self._signals += 1
+
+    # --- processes
+
+    def _spawn(self, *, standby: bool) -> Process:
+        process = Process(self._orders.command, standby=standby)
+        self._selector.register(process.socket, selectors.EVENT_READ, process)
+        self._say(f"{'standby' if standby else 'driver'} {process.pid} started")
+        self._note(Kind.SPAWNED, process=process.pid, what="standby" if standby else "driver")
+        if not standby:
+            process.go(self._failures, self._orders.restart)
+        return process
+
+    def _takes_over(self) -> Process | None:
+        """The standby, if it lives; it takes over now, and is as warm as it is."""
+        process, self._standby = self._standby, None
+        if process is None or process.status is not None:
+            return None
+        process.go(self._failures, self._orders.restart)
+        self._say(f"standby {process.pid} takes over{'' if process.is_warm else ', though it is not warm yet'}")
+        self._note(Kind.TOOK_OVER, process=process.pid)
+        self._standby_from = time.monotonic() + QUIET_S
+        return process
+
+    def _end(self, process: Process) -> None:
+        if process.socket in self._selector.get_map():
+            self._selector.unregister(process.socket)
+        process.kill()
+
+    def _drop_standby(self) -> None:
+        if self._standby is not None:
+            self._end(self._standby)
+            self._standby = None
+
+    def _mind_standby(self) -> None:
+        """Make one when it is time; one that died or hangs is made anew, later."""
+        process = self._standby
+        if process is not None and (process.status is not None or process.silent_s > self._orders.deadline_s):
+            self._say(f"standby {process.pid} is gone; another is made in {self._orders.deadline_s:g} s")
+            self._drop_standby()
+            self._standby_from = time.monotonic() + self._orders.deadline_s
+        wanted = self._orders.standby and not self._signals
+        if wanted and self._standby is None and time.monotonic() > self._standby_from:
+            self._standby_warm = False
+            self._standby = self._spawn(standby=True)
+
+    # --- watching
+
+    def _watch(self, driver: Process) -> Ending:
+        """Until the driver is over, one way or the other."""
+        signals, told_at = 0, float("inf")
+        while True:
+            if self._signals > signals:
+                signals = self._signals
+                told_at = min(told_at, time.monotonic())
+                driver.signal(signal.SIGTERM if signals == 1 else signal.SIGINT)
+            for key, _ in self._selector.select(TICK_S):
+                self._hear(key.data, driver)
+            if (status := driver.status) is not None:
+                return self._ending(driver, status)
+            if time.monotonic() - told_at > self._orders.grace_s:
+                what = f"Process {driver.pid} did not stop within {self._orders.grace_s:g} s, and was killed."
+                return Ending(Reason.STOPPED, "driver_killed", what, 1)
+            if driver.silent_s > self._orders.deadline_s:
+                what = f"Process {driver.pid} had no pulse for {driver.silent_s:.0f} s, and was killed."
+                return Ending(Reason.HUNG, "driver_hung", what, 1)
+            self._mind_standby()
+
+    def _hear(self, process: Process, driver: Process) -> None:
+        was_warm = process.is_warm
+        failures = process.hear()
+        if process.is_warm and not was_warm:
+            self._note(Kind.WARM, process=process.pid)
+        if failures is None:
+            self._selector.unregister(process.socket)
+            return
+        if process is not driver:
+            if process.is_warm and not self._standby_warm:
+                self._standby_warm = True
+                self._say(f"standby {process.pid} is warm")
+            return
+        if process.job is not None and self._checkpoint is None:
+            self._checkpoint = process.job["checkpoint"]
+            self._job = process.job["name"]
+            self._journal = Journal(process.job["checkpoint"])
+            requests.clear(process.job["checkpoint"])
+            self._standby_from = time.monotonic() + QUIET_S
+            if self._orders.restart is None and process.job["restart"]:
+                self._strategy = parse(process.job["restart"])
+        for _ in failures:  # it starts its query again by itself, out of the same budget
+            self._count()
+
+    def _ending(self, driver: Process, status: int) -> Ending:
+        if driver.socket in self._selector.get_map():
+            self._hear(driver, driver)
+        told = driver.ended
+        if status == 0 or (self._signals and status == -signal.SIGTERM):  # the latter: before it came to its job
+            return Ending(Reason.STOPPED, "ended", "The job came to its end.", 0)
+        if status == 130:
+            return Ending(Reason.STOPPED, "interrupted", "The driver was interrupted.", 130)
+        if told is not None and "reason" in told:
+            return Ending(Reason.named(told["reason"]), told["code"], told["text"], status, told["safe"], told["next"])
+        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with exit code {status}"
+        # A file that never came to its job would fail again in the same way.
+        reason = Reason.REFUSED if self._checkpoint is None and status > 0 else Reason.DIED
+        return Ending(reason, "driver_died", f"Process {driver.pid} {how}.", 1)
+
+    # --- what follows
+
+    def _code_after(self, ending: Ending) -> int | None:
+        """The exit code, if this is the end; None when it is time for another driver."""
+        if ending.reason.policy is Policy.IGNORED or self._signals:
+            return 130 if self._signals > 1 else ending.exit
+        told = {"code": ending.code, "reason": ending.reason.word, "safe": ending.safe, "next": ending.next}
+        told["what"] = ending.text.splitlines()[0].removeprefix(f"[{ending.code}] ")
+        self._note(Kind.DIED, **told)
+        self._say(ending.text)
+        if ending.reason.policy is Policy.FINAL:
+            self._note(Kind.GAVE_UP, **told)
+            return ending.exit
+        self._count()
+        wait = self._strategy.wait(self._failures)
+        if wait is None:
+            self._say(self._spent(ending))
+            spent = f"{self._failed} failures, and {self._strategy.word} allows no more restarts. The last: "
+            told |= {"code": "restarts_spent", "reason": Reason.GAVE_UP.word, "what": spent + told["what"]}
+            self._note(Kind.GAVE_UP, attempt=self._failed, **told)
+            return 4
+        wait = 0.0 if self._standby is not None else wait
+        self._say(f"failure {self._failed}; restart in {wait:.1f} s ({self._strategy.word})")
+        self._note(Kind.RESTARTED, attempt=self._failed, seconds=wait, code=ending.code)
+        return self._slept(wait)
+
+    def _slept(self, seconds: float) -> int | None:
+        until = time.monotonic() + seconds
+        while not (self._signals or self._wished()):
+            if time.monotonic() >= until:
+                return None
+            time.sleep(min(TICK_S, max(0.0, until - time.monotonic())))
+        self._say("stopped while no driver was running")
+        self._note(Kind.STOPPED)
+        return 0
+
+    def _wished(self) -> bool:
+        """Did somebody ask the driver to stop that is no more?"""
+        return self._checkpoint is not None and requests.find_between(self._checkpoint) is not None
+
+    def _count(self) -> None:
+        self._failed += 1
+        self._failures = self._strategy.remember(self._failures, time.time())
+
+    def _spent(self, ending: Ending) -> str:
+        return (
+            f"[restarts_spent] {self._failed} failures, and {self._strategy.word} allows no more restarts.\n"
+            f"  where: job {self._job!r}\n"
+            f"  data:  {ending.safe}\n"
+            f"  next:  {ending.next}"
+        )
+
+    def _note(self, kind: Kind, **facts: Any) -> None:
+        if self._journal is not None:
+            self._journal.note(Event(kind=kind, job=self._job, at=now(), pid=os.getpid(), **facts))
