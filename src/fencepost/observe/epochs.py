@@ -23,6 +23,7 @@ from fencepost.observe import journal
 from fencepost.observe.events import Event, Kind
 from fencepost.protocol.order import State
 from fencepost.protocol.records import Claim, Damaged, Decision, Record, decode
+from fencepost.protocol.records import Epoch as Number
 from fencepost.spark.checkpoint import SparkLog, source_lines
 
 Standing = Literal["complete", "decided", "claimed", "begun", "failed"]
@@ -85,32 +86,34 @@ def read(checkpoint: str | os.PathLike[str]) -> Epochs:
             steps[event.epoch].append(event)
     log = SparkLog(LocalStore(root))
     complete = set(log.names("commits"))
-    written = {body.epoch: (number, body) for number, body in (*state.claims, *state.decisions)}
-    known = set(written) | {epoch for epoch in {*complete, *log.names("offsets")} if _is_known(epoch, state, steps)}
+    written: dict[int, tuple[int, Claim | Decision]] = {
+        **{body.epoch: (number, body) for number, body in state.claims},
+        **{body.epoch: (number, body) for number, body in state.decisions},
+    }
+    known = set(written) | {epoch for epoch in {*complete, *log.names("offsets")} if _is_known(epoch, state)}
     found = []
     before: str | None = None
     for epoch in sorted(known):
-        offsets = written[epoch][1].offsets if epoch in written else log.read("offsets", _number(epoch))
-        record = _record(root, state, written[epoch][0]) if epoch in written else None
-        standing = _standing(epoch, record, complete, state)
+        number, body = written.get(epoch, (None, None))
+        offsets = log.read("offsets", Number(epoch)) if body is None else body.offsets
+        record = None if number is None else _record(root, state, number)
+        standing = _standing(epoch, body, complete, state)
         first = epoch == state.lineage.first_epoch and state.lineage.parent is None
         found.append(_joined(epoch, standing, record, _ranges(before, offsets, first=first), steps[epoch], root))
         before = offsets
     return Epochs(job=state.lineage.job, guarantee=state.lineage.guarantee, epochs=tuple(found))
 
 
-def _is_known(epoch: int, state: State, steps: Mapping[int, object]) -> bool:
+def _is_known(epoch: int, state: State) -> bool:
     """The weaker levels have no decisions; and the newest epoch may not be decided yet."""
     return state.lineage.guarantee != "exactly_once" or epoch >= state.next_epoch
 
 
-def _standing(epoch: int, record: Record | None, complete: set[int], state: State) -> Standing:
-    decided = record is not None and isinstance(record.body, Decision)
+def _standing(epoch: int, body: Claim | Decision | None, complete: set[int], state: State) -> Standing:
+    decided = isinstance(body, Decision)
     if epoch in complete or (decided and epoch <= state.done_through):  # Spark forgets its old entries
         return "complete"
-    if record is None:
-        return "begun"
-    return "decided" if decided else "claimed"
+    return "decided" if decided else "begun" if body is None else "claimed"
 
 
 def _record(root: Path, state: State, number: int) -> Record | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 
@@ -77,7 +77,7 @@ class Event:
     @property
     def plain(self) -> dict[str, Any]:
         """For JSON: what is known."""
-        return {key: value for key, value in asdict(self).items() if value is not None}
+        return {name: value for name in _FIELDS if (value := getattr(self, name)) is not None}
 
     @property
     def line(self) -> str:
@@ -88,5 +88,7 @@ class Event:
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> Event:
         """Read one back; keys of a later version are left out."""
-        known = {field.name for field in fields(cls)}
-        return cls(**{**{key: value for key, value in plain.items() if key in known}, "kind": Kind(plain["kind"])})
+        return cls(**{**{key: value for key, value in plain.items() if key in _FIELDS}, "kind": Kind(plain["kind"])})
+
+
+_FIELDS = tuple(field.name for field in fields(Event))

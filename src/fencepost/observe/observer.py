@@ -48,10 +48,16 @@ class Observer:
             told = {"code": error.code, "what": error.what, "safe": error.safe, "next": error.next}
             told["reason"] = Reason.of(error).word
             facts = {**told, "epoch": error.where.epoch, "sink": error.where.sink, **facts}
+        if facts.get("seconds") is not None:
+            facts["seconds"] = round(facts["seconds"], 6)
+        if (took := facts.get("seconds")) is not None:
+            facts["seconds"] = round(took, 6)
         event = Event(kind=kind, job=self._job, at=now(), pid=os.getpid(), **{"writer": self._writer, **facts})
         if self._journal is not None:
             self._journal.note(event)
-        log.log(logging.WARNING if kind in LOUD else logging.DEBUG, "%s", event.line, extra={"fencepost": event.plain})
+        level = logging.WARNING if kind in LOUD else logging.DEBUG
+        if log.isEnabledFor(level):
+            log.log(level, "%s", event.line, extra={"fencepost": event.plain})
         for kinds, callback in self._callbacks:
             if kind in kinds:
                 self._tell(callback, event)
