@@ -3,7 +3,7 @@ python := .venv/bin/python
 N ?= 20
 ARGS ?=
 
-.PHONY: help demo test long lint model kill power kafka databases bench bench-kafka bench-sinks bench-state jar wheel clean setup
+.PHONY: help demo test long lint model kill power kafka databases bench bench-kafka bench-sinks bench-state bench-recovery jar wheel clean setup
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,6 +49,9 @@ bench-sinks: setup ## measure databases beside their own bulk paths and foreachB
 
 bench-state: setup ## measure state backends: bytes and time of an epoch, time of a restore
 	@$(python) -m bench.state $(ARGS)
+
+bench-recovery: setup ## measure how long a job is away after a failure
+	@$(python) -m bench.recovery $(ARGS)
 
 jar: setup ## build spark/fencepost.jar from java/ (needs a JDK 17)
 	@$(python) java/build.py $(ARGS)

@@ -50,9 +50,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _jobs_are_noted_here(root: Path) -> None:
+def _jobs_are_noted_here(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Not in the home of whoever runs the tests."""
-    os.environ["FENCEPOST_HOME"] = str(root / "home")
+    os.environ["FENCEPOST_HOME"] = str(tmp_path_factory.mktemp("home"))
 
 
 @pytest.fixture(scope="session")

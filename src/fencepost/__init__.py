@@ -114,7 +114,9 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name at its first use."""
+    """Import a public name at its first use; two of the submodules have names that users need."""
+    if name in {"errors", "testing"}:
+        return import_module(f"fencepost.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'fencepost' has no attribute {name!r}")
     value = getattr(import_module(f"fencepost.{_HOMES[name]}"), name)

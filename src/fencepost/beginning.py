@@ -32,6 +32,7 @@ class Settings:
     checkpoint: str
     guarantee: Guarantee
     mode: str
+    observer: Observer
     bridge: BridgeName | None = None
     adopt: bool = False
     sinks_changed: bool = False
@@ -41,7 +42,6 @@ class Settings:
     retained: int | None = None
     deletes: bool = False
     """Will the checkpoint be deleted when the job is cancelled?"""
-    observer: Observer | None = None
     tolerance: Tolerance = field(default_factory=Tolerance)
 
 

@@ -24,6 +24,7 @@ from fencepost.guarantee import Guarantee
 from fencepost.ledger import Store
 from fencepost.observe.events import Kind
 from fencepost.observe.observer import Observer
+from fencepost.observe.pulse import PULSE
 from fencepost.perform import NOTED_EVERY, Performer, Running
 from fencepost.protocol.append import Book, append
 from fencepost.protocol.epoch import (
@@ -62,8 +63,8 @@ class Plan:
     timeout_s: float | None = None
     observer: Observer | None = None
     tolerance: Tolerance = field(default_factory=Tolerance)
-    proof: Callable[[str, int, int], None] | None = None
-    """Of lineage, writer and epoch; raises if a record may be both in the rows and in the dead letters, or in none."""
+    proof: Callable[[str], None] | None = None
+    """Of the lineage; raises if a record of the epoch may be in the rows and in the dead letters, or in none."""
     looks_for_leftovers: bool = False
     """At the end, are the sinks asked what they hold that nobody decided? Whoever deletes the checkpoint must know."""
 
@@ -125,7 +126,7 @@ class Driver:
             self._book = self._performer.run(begin(start))
             if plan.observer is not None:
                 plan.observer.write_to(plan.store.root, self._book.writer)
-            self._note(Kind.STARTED)
+            self._note(Kind.STARTED, supervisor=PULSE.supervisor)
             self._performer.run(settle(self._book, start))
             newest = self._book.state.newest
             self._note(Kind.RECOVERED, epoch=newest and newest.epoch, seconds=time.monotonic() - began)
@@ -207,7 +208,7 @@ class Driver:
         """Carry the epoch to its end; False if it failed, nothing of it is decided, and that is borne."""
         try:
             if self._plan.proof is not None:
-                self._plan.proof(self.lineage, self.book.writer, epoch)
+                self._plan.proof(self.lineage)
             match self._plan.guarantee:
                 case Guarantee.EXACTLY_ONCE:
                     self._performer.run(run_epoch(self.book, epoch, self._facts))

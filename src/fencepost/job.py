@@ -201,6 +201,16 @@ class Job(BadRecords):
         self._branches[sink.name] = (frame, sink)
         return self
 
+    @property
+    def frames(self) -> dict[str, DataFrame]:
+        """The branches by their sinks' names, in the order of these: Spark numbers state by its place in the plan."""
+        return {name: self._branches[name][0] for name in sorted(self._branches)}
+
+    @property
+    def sinks(self) -> dict[str, Sink]:
+        """Where the branches go."""
+        return {name: self._branches[name][1] for name in sorted(self._branches)}
+
     def links(self) -> list[Link]:
         """Every link of the chain with the best guarantee it allows."""
         found = [
@@ -251,16 +261,20 @@ class Job(BadRecords):
             raise BadConfig(
                 "already_running", "The job runs already.", where=Where(job=self.name), next="Call job.stop() first."
             )
-        # By name, not by the order of the calls: Spark numbers state by its place in the plan.
-        frames = {name: self._branches[name][0] for name in sorted(self._branches)}
-        mode = self._mode or ("update" if any(map(inspect.needs_update, frames.values())) else "append")
-        writer = branches.union(self._written_in_tasks(frames)).writeStream.outputMode(mode).queryName(self.name)
+        frames, chosen = self.frames, self._settings(tolerance)
+        writer = branches.union(self._written_in_tasks(frames)).writeStream.outputMode(chosen.mode)
+        writer = writer.queryName(self.name)
         writer = writer.trigger(availableNow=True) if until == "available" else self._with_interval(writer)
-        chosen = Settings(
+        self._run = Run.start(self.spark, writer, frames, self.sinks, chosen)
+        return self._run
+
+    def _settings(self, tolerance: Tolerance) -> Settings:
+        aggregates = any(map(inspect.needs_update, self.frames.values()))
+        return Settings(
             job=self.name,
             checkpoint=self._checkpoint.place,
             guarantee=self._guarantee,
-            mode=mode,
+            mode=self._mode or ("update" if aggregates else "append"),
             bridge=self._bridge,
             adopt=self._adopt,
             sinks_changed=self._sinks_changed,
@@ -269,9 +283,6 @@ class Job(BadRecords):
             tolerance=tolerance,
             **self._checkpoint.for_a_run,
         )
-        sinks = {name: self._branches[name][1] for name in frames}
-        self._run = Run.start(self.spark, writer, frames, sinks, chosen)
-        return self._run
 
     def _written_in_tasks(self, frames: Mapping[str, Any]) -> dict[str, Any]:
         """The branches whose sink is written to by the tasks, with that at their end."""

@@ -11,6 +11,7 @@ from fencepost.beginning import BridgeName, Settings, check_may_start
 from fencepost.checkpointing import Checkpoint, settled
 from fencepost.errors import BadConfig, Where
 from fencepost.guarantee import Guarantee, check, sink_link, source_link
+from fencepost.observe.observer import Observer
 from fencepost.run import Run
 from fencepost.sinks.contract import Sink
 from fencepost.spark import inspect, session
@@ -63,6 +64,7 @@ def start(
         checkpoint=kept.place,
         guarantee=level,
         mode=mode,
+        observer=Observer(name),
         bridge=bridge,
         adopt=adopt,
         state=state,

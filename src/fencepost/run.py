@@ -54,12 +54,12 @@ class Run:
         cls, spark: Any, writer: Any, frames: Mapping[str, Any], sinks: Mapping[str, Sink], chosen: Settings
     ) -> Run:
         """Recover, then start the query; after a rewind, once for each epoch that has to keep its old range."""
-        observer = chosen.observer or Observer(chosen.job)
+        observer = chosen.observer
         observer.write_to(chosen.checkpoint)
         registry.note(chosen.job, chosen.checkpoint, getattr(sys.modules.get("__main__"), "__file__", None))
         try:
             while True:
-                run = cls._launch(spark, writer, frames, sinks, chosen, observer)
+                run = cls._launch(spark, writer, frames, sinks, chosen)
                 if not run._carry_one_quiet_epoch():
                     PULSE.add(chosen.checkpoint, run.beat)
                     return run
@@ -78,14 +78,8 @@ class Run:
         return True
 
     @classmethod
-    def _launch(  # noqa: PLR0917 - all that a start needs
-        cls,
-        spark: Any,
-        writer: Any,
-        frames: Mapping[str, Any],
-        sinks: Mapping[str, Sink],
-        chosen: Settings,
-        observer: Observer,
+    def _launch(
+        cls, spark: Any, writer: Any, frames: Mapping[str, Any], sinks: Mapping[str, Sink], chosen: Settings
     ) -> Run:
         modes = {name: inspect.branch_mode(frame, chosen.mode) for name, frame in frames.items()}
         beginning.check_modes(modes, sinks, chosen.job)
@@ -120,7 +114,7 @@ class Run:
                 min_pause_s=chosen.min_pause_s,
                 timeout_s=chosen.timeout_s,
                 looks_for_leftovers=chosen.deletes,
-                observer=observer,
+                observer=chosen.observer,
                 tolerance=chosen.tolerance,
                 proof=proof,
             )
@@ -152,7 +146,7 @@ class Run:
             if isinstance(error, FencepostError):
                 raise
             raise at_the_start(error, chosen.job, chosen.checkpoint) from error
-        return cls(query, driver, bridge, observer, lock)
+        return cls(query, driver, bridge, chosen.observer, lock)
 
     @property
     def can_go_on(self) -> bool:

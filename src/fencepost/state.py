@@ -18,7 +18,7 @@ from typing import Any
 from fencepost.errors import BadConfig, CheckpointRefused, Where
 from fencepost.guarantee import Guarantee, Link
 from fencepost.ledger import LocalStore
-from fencepost.perform import record_name
+from fencepost.ledger.names import record_name
 from fencepost.protocol.records import Damaged, Lineage, decode
 from fencepost.spark import inspect, session
 from fencepost.spark.checkpoint import SparkLog

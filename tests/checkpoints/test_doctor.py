@@ -22,7 +22,7 @@ from fencepost.checkpoints.reader import read
 from fencepost.checkpoints.savepoint import create
 from fencepost.cli.main import cli
 from fencepost.errors import CheckpointRefused
-from fencepost.perform import record_name
+from fencepost.ledger.names import record_name
 
 pytestmark = [pytest.mark.spark]
 

@@ -21,7 +21,7 @@ from fencepost.checkpoints.relocate import relocate
 from fencepost.checkpoints.state_files import schema_paths
 from fencepost.checkpoints.sums import _by_table, crc32c_of
 from fencepost.errors import CheckpointRefused
-from fencepost.perform import record_name
+from fencepost.ledger.names import record_name
 from fencepost.protocol.order import State
 
 pytestmark = [pytest.mark.spark]
@@ -73,8 +73,8 @@ def seen(root: Path, epoch: int, without: str | None = None) -> bool:
 
 
 def does_not_matter(name: str, parts: set[str], epoch: int) -> bool:
-    """What an epoch does not rest on: locks, rows that are in the sinks, state from before its snapshot."""
-    if re.fullmatch(r"fencepost/lock/.*|fencepost/[^/]+/staged/.*", name):
+    """What an epoch does not rest on: locks, journal, pulse, rows that are in the sinks, state before its snapshot."""
+    if re.fullmatch(r"fencepost/(lock|pulse)/.*|fencepost/journal(\.1)?\.jsonl|fencepost/[^/]+/staged/.*", name):
         return True
     if match := re.fullmatch(r"(state/\d+/\d+(?:/[^/]+)?)/SSTs/\.?(.+?)(\.crc)?", name):
         return f"{match[1]}/SSTs/{match[2]}" not in parts  # of an older snapshot

@@ -32,7 +32,7 @@ from fencepost.checkpoints.savepoint import create, delete, verify
 from fencepost.cli.main import cli
 from fencepost.errors import BadConfig, CheckpointRefused, Refused
 from fencepost.ledger import LocalStore
-from fencepost.perform import record_name
+from fencepost.ledger.names import record_name
 from fencepost.protocol.records import Lineage, decode, encode
 
 pytestmark = [pytest.mark.spark]

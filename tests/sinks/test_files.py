@@ -49,6 +49,8 @@ def listed(folder: Path) -> list[Path]:
 
 class TestRename(SinkContract):
     lists_orphans = True
+    tells = True
+    finds_strays = True
 
     def make_sink(self, tmp_path: Path) -> Files:
         return Files(tmp_path / "out", name="files")
@@ -61,6 +63,11 @@ class TestRename(SinkContract):
 
     def silence(self, tmp_path: Path) -> Any:
         return moved_away(tmp_path / "out")
+
+    def forget(self, tmp_path: Path) -> bool:
+        for manifest in (tmp_path / "out" / "_fencepost" / "manifests").iterdir():
+            manifest.unlink()
+        return True
 
 
 class TestManifest(TestRename):

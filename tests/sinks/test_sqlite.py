@@ -61,6 +61,8 @@ def started(sink: SQLite, folder: Path, schema: pa.Schema = TABLE.schema, **owne
 
 class TestUpsert(SinkContract):
     notices_a_setback = True
+    tells = True
+    finds_strays = True
 
     def make_sink(self, tmp_path: Path) -> SQLite:
         return SQLite(tmp_path / "target.db", table="words", key="k", name="words")
@@ -76,6 +78,10 @@ class TestUpsert(SinkContract):
 
     def silence(self, tmp_path: Path) -> Any:
         return locked(tmp_path / "target.db")
+
+    def forget(self, tmp_path: Path) -> bool:
+        script(tmp_path / "target.db", "DELETE FROM fencepost_epoch")
+        return True
 
 
 class TestAppend(TestUpsert):

@@ -59,6 +59,9 @@ class Shelf(TwoPhaseCommit[Load]):
             prepared.rename(committed)
         return Outcome.DONE if committed.exists() else Outcome.GONE
 
+    def is_committed(self, body: Mapping[str, Any]) -> bool:
+        return (self.folder / "committed" / body["id"]).exists()
+
     def abort(self, body: Mapping[str, Any]) -> None:
         (self.folder / "prepared" / body["id"]).unlink(missing_ok=True)
 
@@ -84,6 +87,7 @@ def silent(folder: Path) -> Any:
 class TestShelf(SinkContract):
     remembers_owner = False
     lists_orphans = True
+    tells = True
 
     def make_sink(self, tmp_path: Path) -> Shelf:
         return Shelf(tmp_path / "shelf")
@@ -94,6 +98,11 @@ class TestShelf(SinkContract):
 
     def silence(self, tmp_path: Path) -> Any:
         return silent(tmp_path / "shelf")
+
+    def forget(self, tmp_path: Path) -> bool:
+        for file in (tmp_path / "shelf" / "committed").iterdir():
+            file.unlink()
+        return True
 
 
 def started(sink: Shelf, folder: Path, **owner: Any) -> Driver:

@@ -25,7 +25,7 @@ from fencepost.checkpoints.reader import read
 from fencepost.checkpoints.sums import measure
 from fencepost.errors import CheckpointRefused, FencepostError, Where
 from fencepost.ledger import LocalStore
-from fencepost.perform import ledger_folder
+from fencepost.ledger.names import ledger_folder
 from fencepost.protocol.order import State
 from fencepost.protocol.records import Damaged, decode, digest
 from fencepost.spark.checkpoint import SparkLog

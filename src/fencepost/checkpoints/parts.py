@@ -26,7 +26,7 @@ from fencepost.checkpoints import state_files
 from fencepost.checkpoints.reader import read
 from fencepost.checkpoints.sums import HADOOP_MAGIC, Measured, measure
 from fencepost.ledger import LocalStore
-from fencepost.perform import record_name
+from fencepost.ledger.names import record_name
 from fencepost.protocol.order import State
 from fencepost.protocol.records import Damaged, Decision, Epoch, decode, digest
 from fencepost.spark.checkpoint import DEPARTED, SparkLog

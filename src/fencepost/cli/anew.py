@@ -10,6 +10,7 @@ import click
 from fencepost.checkpoints import manifest
 from fencepost.checkpoints import restore as restores
 from fencepost.checkpoints.restore import Begun
+from fencepost.cli.find import JOB
 from fencepost.protocol.lineages import Fate
 
 _FOLDER = click.Path(path_type=Path)
@@ -22,14 +23,14 @@ _SINK = (
 
 
 @click.command()
-@click.argument("checkpoint", type=_FOLDER)
+@click.argument("checkpoint", metavar="JOB", type=JOB)
 @click.option("--epoch", type=click.IntRange(min=0), required=True, help="The last epoch that stays as it is.")
 @click.option("--sink", "fate", type=_FATES, required=True, help=_SINK)
 def rewind(checkpoint: Path, epoch: int, fate: str) -> None:
-    """Let the job of CHECKPOINT go on after an earlier EPOCH. The job must be stopped.
+    """Let a stopped job go on after an earlier epoch.
 
-    It goes on in the same folder, as a new lineage; the old one is sealed. What was interrupted is repeated with the
-    same command.
+    JOB is its file, its name or its checkpoint folder. It goes on there, as a new lineage; the old one is sealed. What
+    was interrupted is repeated with the same command.
     """
     _say(restores.rewind(checkpoint, epoch, cast("Fate", fate)))
 
@@ -38,11 +39,13 @@ def rewind(checkpoint: Path, epoch: int, fate: str) -> None:
 @click.argument("path", metavar="SAVEPOINT", type=_FOLDER)
 @click.option("--to", type=_FOLDER, required=True, help="The new checkpoint's folder; it must not exist.")
 @click.option("--sink", "fate", type=_FATES, help=_SINK)
-@click.option("--parent", type=_FOLDER, help="The checkpoint that SAVEPOINT was made of. It is sealed.")
+@click.option("--parent", metavar="JOB", type=JOB, help="The job that SAVEPOINT was made of. It is sealed.")
 @click.option(
     "--parent-lost", is_flag=True, help="There is no such checkpoint any more, and no driver that runs on it."
 )
-@click.option("--fork", metavar="JOB", help="Run a second job beside the first, under this name, with its own targets.")
+@click.option(
+    "--fork", metavar="NAME", help="Run a second job beside the first, under this name, with its own targets."
+)
 def restore(
     *, path: Path, to: Path, fate: str | None, parent: Path | None, parent_lost: bool, fork: str | None
 ) -> None:
@@ -52,7 +55,7 @@ def restore(
     have the new folder as its checkpoint.
     """
     if (parent is not None) + parent_lost + (fork is not None) != 1:
-        raise click.UsageError("name one of --parent CHECKPOINT, --parent-lost, --fork JOB")
+        raise click.UsageError("name one of --parent JOB, --parent-lost, --fork NAME")
     if (fate is None) == (fork is None):
         raise click.UsageError("name --sink quiet, overwrite or again; not for a fork, which has its own targets")
     found = manifest.load(path)
@@ -60,12 +63,13 @@ def restore(
 
 
 @click.command()
-@click.argument("checkpoint", type=_FOLDER)
+@click.argument("checkpoint", metavar="JOB", type=JOB)
 @click.option("--partitions", type=click.IntRange(min=1), required=True, help="Of every stateful operator.")
 def rescale(checkpoint: Path, partitions: int) -> None:
-    """Spread the state of CHECKPOINT over another number of partitions. The job must be stopped.
+    """Spread a stopped job's state over another number of partitions.
 
-    A savepoint of before is kept. Needs Spark, and as much room again as the state takes.
+    JOB is its file, its name or its checkpoint folder. A savepoint of before is kept. Needs Spark, and as much room
+    again as the state takes.
     """
     from fencepost.checkpoints.rescale import rescale as run  # noqa: PLC0415 - pyspark is wanted by nothing else here
 

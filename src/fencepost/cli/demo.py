@@ -277,10 +277,11 @@ def _query(database: Path, sql: str) -> list[tuple[Any, ...]]:
 
 @contextmanager
 def _progress(console: Console, text: str) -> Iterator[Callable[[str], None]]:
-    """A live line in a terminal, plain lines elsewhere; gives a function that adds a line."""
-    if not console.is_terminal:
-        console.print(text)
-        yield console.print
+    """A live line in a terminal, plain lines elsewhere; gives a function that adds a line. Not on stdout."""
+    aside = Console(stderr=True, width=console.width)
+    if not aside.is_terminal:
+        aside.print(text)
+        yield aside.print
         return
-    with console.status(text):
-        yield console.print
+    with aside.status(text):
+        yield aside.print

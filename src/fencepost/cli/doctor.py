@@ -10,6 +10,7 @@ import click
 
 from fencepost.checkpoints.doctor import Diagnosis, diagnose
 from fencepost.checkpoints.doctor import repair as put_back
+from fencepost.cli.find import JOB
 
 _FOLDER = click.Path(path_type=Path)
 _CURES = {
@@ -21,12 +22,14 @@ _CURES = {
 
 
 @click.command()
-@click.argument("checkpoint", type=_FOLDER)
+@click.argument("checkpoint", metavar="JOB", type=JOB)
 @click.option("--savepoints", "folders", type=_FOLDER, multiple=True, help="Folders of savepoints to look into, too.")
 @click.option("--repair", is_flag=True, help="Put back files whose right bytes a savepoint has. Stop the job first.")
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def doctor(checkpoint: Path, folders: tuple[Path, ...], repair: bool, as_json: bool) -> None:
-    """Look CHECKPOINT over: is it whole, and what is to be done if it is not. Exit code 1: something was found.
+    """Look a checkpoint over: is it whole, and what is to be done if it is not.
+
+    JOB is its file, its name or its checkpoint folder. Exit code 1: something was found.
 
     Nothing is changed without --repair; with it, files are put back from savepoints where a sum in the checkpoint
     proves that they are the right ones. The damaged ones are kept beside them.

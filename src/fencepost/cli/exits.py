@@ -1,7 +1,7 @@
 """The exit codes, and how every verb ends.
 
     0    fine
-    1    failed: it did not work now, or a check of the data found something
+    1    failed: it did not work now, or a check of the data found something; or nobody read the result to its end
     2    refused: the command line, the job or its settings have to be changed first
     3    a person is needed, or an outcome is in doubt
     4    the restart strategy's budget is spent
@@ -88,7 +88,9 @@ def _open_closed_streams() -> None:
             if got != number:
                 os.dup2(got, number)
                 os.close(got)
-            setattr(sys, name, open(number, "r" if number == 0 else "w", encoding="utf-8", closefd=False))  # noqa: SIM115 - for good
+            how = "r" if number == 0 else "w"
+            stream = open(number, how, encoding="utf-8", closefd=False)  # noqa: SIM115 - for good
+            setattr(sys, name, stream)
 
 
 def _forget_stdout() -> None:

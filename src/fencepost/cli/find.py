@@ -8,22 +8,24 @@ from pathlib import Path
 
 import click
 
+from fencepost.cli.quiet import quiet
 from fencepost.errors import UNCHANGED, BadConfig, Where
 from fencepost.observe import registry
 from fencepost.observe.registry import Noted
 
 
 def find(text: str) -> Path:
-    """The checkpoint. A folder is taken as it is; a file and a name are looked up among the jobs that were started."""
+    """The checkpoint. A checkpoint's folder is taken as it is; files and names are looked up among what was started.
+
+    A folder that is no checkpoint (the job's input, perhaps) gives way to a job of its name; `./name` is the folder.
+    """
     path = Path(text)
-    if path.is_dir():
-        return path
     if path.is_file():
         return _of_file(path)
-    if os.sep in text or text in {"", "."}:
-        return path  # a folder that is not there: the verb has the words for it
-    if found := registry.by_name(text):
+    if not (path / "fencepost").is_dir() and (found := registry.by_name(text)):
         return _the_one(text, found)
+    if path.is_dir() or os.sep in text:
+        return path  # if there is no such folder, the verb has the words for it
     known = sorted({noted.name for noted in registry.everything()})
     near = ", ".join(difflib.get_close_matches(text, known, 3) or known[:5])
     raise BadConfig(
@@ -40,7 +42,9 @@ def _of_file(path: Path) -> Path:
         return _the_one(str(path), found)
     from fencepost.cli.check import jobs_of  # noqa: PLC0415 - imports Spark, which is hardly ever needed here
 
-    return _the_one(str(path), [Noted(job.name, job._checkpoint.place, str(path), "", "") for job in jobs_of(path)])
+    with quiet():
+        jobs = jobs_of(path)
+    return _the_one(str(path), [Noted(job.name, job._checkpoint.place, str(path), "", "") for job in jobs])
 
 
 def _the_one(text: str, found: list[Noted]) -> Path:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import sys
 from pathlib import Path
 
 import click
 
 from fencepost.errors import UNCHANGED, BadConfig
+from fencepost.observe import logs
 from fencepost.supervise.strategies import parse
 from fencepost.supervise.supervisor import Orders, Supervisor
 from fencepost.times import seconds
+
+log = logging.getLogger("fencepost.supervise")
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
@@ -20,7 +25,11 @@ from fencepost.times import seconds
               "before the job's own. By default exponential-delay, for ever.")  # fmt: skip
 @click.option("--standby", is_flag=True, help="Keep a second driver warm, which takes over at once.")
 @click.option("--heartbeat", default="30s", show_default=True, help="A driver without a pulse for so long is killed.")
-def run(file: Path, arguments: tuple[str, ...], restart: str | None, standby: bool, heartbeat: str) -> None:
+@click.option("--log", "style", type=click.Choice(["text", "json"]), default="text", show_default=True,
+              help="json: stderr is lines of JSON, with every event of the journal.")  # fmt: skip
+def run(  # noqa: PLR0917 - click calls it by keyword
+    file: Path, arguments: tuple[str, ...], restart: str | None, standby: bool, heartbeat: str, style: str
+) -> None:
     """Run FILE as python would, with ARGUMENTS, and start it again when it fails, dies or hangs.
 
     Failed queries are started again inside the driver, a dead driver in a new process, both by the job's restart
@@ -38,7 +47,10 @@ def run(file: Path, arguments: tuple[str, ...], restart: str | None, standby: bo
     if restart is not None:
         parse(restart)
     orders = Orders(command=[str(file), *arguments], restart=restart, standby=standby, deadline_s=deadline)
-    sys.exit(Supervisor(orders, _say).run())
+    if style == logs.JSON:
+        os.environ[logs.STYLE] = style  # for the drivers
+        logs.use_json()
+    sys.exit(Supervisor(orders, log.info if style == logs.JSON else _say).run())
 
 
 def _say(text: str) -> None:

@@ -13,6 +13,8 @@ import click
 from fencepost.checkpoints import manifest
 from fencepost.checkpoints import savepoint as savepoints
 from fencepost.checkpoints.manifest import Savepoint
+from fencepost.cli.anew import restore
+from fencepost.cli.find import JOB
 
 _FOLDER = click.Path(path_type=Path)
 _json = click.option("--json", "as_json", is_flag=True, help="For programs.")
@@ -27,22 +29,25 @@ def savepoint() -> None:
     """
 
 
+savepoint.add_command(restore)
+
+
 @savepoint.command()
-@click.argument("checkpoint", type=_FOLDER)
+@click.argument("checkpoint", metavar="JOB", type=JOB)
 @click.option("--name", help="By default the job's name, the epoch and the time.")
-@click.option("--to", type=_FOLDER, help="The folder that gets it; by default CHECKPOINT.savepoints, beside it.")
+@click.option("--to", type=_FOLDER, help="The folder that gets it; by default <checkpoint>.savepoints, beside it.")
 def create(checkpoint: Path, name: str | None, to: Path | None) -> None:
-    """Copy the newest complete epoch of CHECKPOINT, with its job running or not. Prints the savepoint's folder."""
+    """Copy the newest complete epoch of JOB, running or not. Prints the savepoint's folder."""
     made = savepoints.create(checkpoint, name=name, to=to)
     click.echo(f"epoch {made.epoch} of job {made.job}: {len(made.files)} files, {_size(made.size)}", err=True)
     click.echo(made.path)
 
 
 @savepoint.command("list")
-@click.argument("place", metavar="DIR|CHECKPOINT", type=_FOLDER)
+@click.argument("place", metavar="DIR|JOB", type=JOB)
 @_json
 def list_command(place: Path, as_json: bool) -> None:
-    """List the savepoints in a folder, or those beside a checkpoint, oldest first. Their files are not read."""
+    """List the savepoints in a folder, or those beside a job's checkpoint, oldest first. Their files are not read."""
     found, damaged = manifest.find(place)
     if as_json:
         rows = [{**_head(one), "path": str(one.path)} for one in found]

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +13,11 @@ from fencepost.checkpoints import inside
 from fencepost.checkpoints.export import check_target
 from fencepost.checkpoints.export import export as export_rows
 from fencepost.checkpoints.inside import Inside, Operator, View
+from fencepost.cli.find import JOB
+from fencepost.cli.quiet import quiet
 from fencepost.spark.session import make_session
 
-_checkpoint = click.argument("checkpoint", type=click.Path(path_type=Path))
+_checkpoint = click.argument("checkpoint", metavar="JOB", type=JOB)
 _json = click.option("--json", "as_json", is_flag=True, help="For programs.")
 _epoch = click.option("--epoch", type=click.IntRange(min=0), help="The state after this epoch; by default the newest.")
 _operator = click.option("--operator", type=int, help="Which operator, if there are several; `ls` lists them.")
@@ -31,7 +29,9 @@ SESSION = {"spark.ui.enabled": "false"}
 
 @click.group()
 def state() -> None:
-    """Look into a job's state, from its checkpoint, with the job running or not.
+    """Look into a job's state, with the job running or not.
+
+    JOB is its file, its name or its checkpoint folder.
 
     Nothing is written into the checkpoint. Only epochs are shown that are done. Times are UTC. Exit code 1: the key is
     not there; 2: it could not be done.
@@ -75,7 +75,7 @@ def get(  # noqa: PLR0917 - click calls it by keyword
 ) -> None:
     """Show what is kept under KEY: COLUMN=VALUE …, or the values in the order of the key's columns.
 
-    Columns that are left out may be anything: `get CHECKPOINT user=anna` shows all of anna's windows.
+    Columns that are left out may be anything: `get JOB user=anna` shows all of anna's windows.
     """
     found, chosen, number = _chosen(checkpoint, operator, epoch)
     views = found.views(chosen, part)
@@ -187,26 +187,5 @@ def _text(value: Any) -> str:
 
 
 def _spark() -> Any:
-    with _quiet():
+    with quiet():
         return make_session("fencepost state", SESSION)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """A JVM that starts in here has a file for its output and errors: stdout is the result's, and nobody else's."""
-    sys.stdout.flush()
-    with tempfile.TemporaryFile() as noise:
-        kept = {number: os.dup(number) for number in (1, 2)}
-        for number in kept:
-            os.dup2(noise.fileno(), number)
-        failed = True
-        try:
-            yield
-            failed = False
-        finally:
-            for number, before in kept.items():
-                os.dup2(before, number)
-                os.close(before)
-            if failed:
-                noise.seek(0)
-                click.echo(noise.read().decode(errors="replace"), err=True)

@@ -8,6 +8,7 @@ from types import ModuleType
 
 import click
 
+from fencepost.cli.find import JOB
 from fencepost.kafka_servers import Servers, clients_needed
 
 _FOLDER = click.Path(path_type=Path)
@@ -17,8 +18,12 @@ config = click.option(
     "--config", type=_FOLDER, help="A client's properties file: how to log in, and bootstrap.servers."
 )
 checkpoint = click.option(
-    "--checkpoint", type=_FOLDER, help="The job's checkpoint: its ledger tells what is decided, and is only read."
+    "--checkpoint",
+    metavar="JOB",
+    type=JOB,
+    help="The job's file, name or checkpoint: its ledger tells what is decided, and is only read.",
 )
+as_json = click.option("--json", "as_json", is_flag=True, help="For programs.")
 yes = click.option("--yes", is_flag=True, help="Do it. Without it the plan is printed and nothing is done.")
 
 
@@ -26,16 +31,19 @@ yes = click.option("--yes", is_flag=True, help="Do it. Without it the plan is pr
 def tx() -> None:
     """Look at open Kafka transactions, and end them by hand.
 
-    Ids are seen as far as the user may see them: DESCRIBE on transactional ids. Exit code 2: it could not be done.
+    Ids are seen as far as the user may see them: DESCRIBE on transactional ids. Exit codes: 2 refused, 3 a
+    person has to find something out, 1 the brokers do not answer, or something was found.
     """
 
 
 @tx.command("list")
 @servers
 @config
-@click.option("--checkpoint", "checkpoints", type=_FOLDER, multiple=True, help="A job's checkpoint; may be repeated.")
+@click.option(
+    "--checkpoint", "checkpoints", metavar="JOB", type=JOB, multiple=True, help="As elsewhere; may be repeated."
+)
 @click.option("--all", "every", is_flag=True, help="Also transactions that are not fencepost's.")
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@as_json
 def list_command(
     servers: str | None, config: Path | None, checkpoints: tuple[Path, ...], every: bool, as_json: bool
 ) -> None:
@@ -48,9 +56,16 @@ def list_command(
 @servers
 @config
 @checkpoint
-def show(id: str, servers: str | None, config: Path | None, checkpoint: Path | None) -> None:  # noqa: A002 - ID
+@as_json
+def show(
+    id: str,  # noqa: A002 - ID
+    servers: str | None,
+    config: Path | None,
+    checkpoint: Path | None,
+    as_json: bool,
+) -> None:
     """Say all that is known of ID, and what recovery will do with it."""
-    sys.exit(_commands().show(_cluster(servers, config), id, checkpoint))
+    sys.exit(_commands().show(_cluster(servers, config), id, checkpoint, as_json=as_json))
 
 
 @tx.command()
@@ -112,9 +127,10 @@ def settle(  # noqa: PLR0917 - click calls it by keyword
 @tx.command("find-hanging")
 @servers
 @config
-def find_hanging(servers: str | None, config: Path | None) -> None:
+@as_json
+def find_hanging(servers: str | None, config: Path | None, as_json: bool) -> None:
     """Find transactions, of any program, that the brokers should have ended; exit code 1 if there are some."""
-    sys.exit(_commands().find_hanging(_cluster(servers, config)))
+    sys.exit(_commands().find_hanging(_cluster(servers, config), as_json=as_json))
 
 
 def _commands() -> ModuleType:

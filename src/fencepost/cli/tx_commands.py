@@ -6,6 +6,7 @@ the ledger: no writer record, so a running driver is not fenced and recovery fin
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,7 +63,7 @@ def list_transactions(servers: Servers | None, paths: tuple[Path, ...], *, every
     return 0
 
 
-def show(servers: Servers | None, name: str, path: Path | None) -> int:
+def show(servers: Servers | None, name: str, path: Path | None, *, as_json: bool = False) -> int:
     """Print everything about one id."""
     out = view.console()
     with ask(servers) as cluster:
@@ -83,7 +84,10 @@ def show(servers: Servers | None, name: str, path: Path | None) -> int:
             lines += _handle_lines(row, row.handle)
             lines.append(("fate", now.value + (", by the topic itself" if row.fate is Fate.UNKNOWN else "")))
         lines += [("safe to do", advice.safe_to_do(row)), ("next start", advice.at_next_start(row, now))]
-    view.sheet(out, lines)
+    if as_json:
+        print(json.dumps({key.replace(" ", "_"): text for key, text in lines}, indent=2))
+    else:
+        view.sheet(out, lines)
     return 0
 
 
@@ -174,7 +178,7 @@ def settle(servers: Servers | None, name: str, path: Path | None, *, word: str, 
     return 0
 
 
-def find_hanging(servers: Servers | None) -> int:
+def find_hanging(servers: Servers | None, *, as_json: bool = False) -> int:
     """Print transactions that are open beyond their timeout, or on a partition that no coordinator knows of."""
     out = view.console()
     unread = 0
@@ -192,6 +196,9 @@ def find_hanging(servers: Servers | None) -> int:
         too_old = now_ms() - (coordinator.largest_timeout_ms() or LONGEST_MS) - inventory.SLACK_MS
     late = inventory.overdue(unfinished, now_ms())
     lost = inventory.abandoned(before, unfinished, after, too_old)
+    if as_json:
+        print(view.hanging_as_json(late, lost, unread=unread))
+        return 1 if late or lost else 0
     for one in late:
         age = view.span(now_ms() - one.started_ms)
         out.print(escape(f"{one.id}: {one.state} for {age}, timeout {view.span(one.timeout_ms)}; ") + "its coordinator")

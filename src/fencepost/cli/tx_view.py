@@ -60,6 +60,16 @@ def as_json(rows: Iterable[Row], now_ms: float, *, heard: bool) -> str:
     return json.dumps({"broker_answered": heard, "transactions": [_plain(row, now_ms) for row in rows]}, indent=2)
 
 
+def hanging_as_json(late: Iterable[Transaction], lost: Iterable[Held], *, unread: int) -> str:
+    """Of `find-hanging`: what its coordinator did not end, what no coordinator knows of, and how much was not seen."""
+    overdue = [{"id": one.id, "state": one.state, "partitions": [list(at) for at in one.partitions]} for one in late]
+    unknown = [
+        {"topic": one.topic, "partition": one.partition, "first": one.first, "pid": one.pid, "epoch": one.epoch}
+        for one in lost
+    ]
+    return json.dumps({"overdue": overdue, "unknown": unknown, "topics_not_read": unread}, indent=2)
+
+
 def describe(found: Transaction | None, now_ms: float) -> list[tuple[str, str]]:
     """What the coordinator says, line by line."""
     if found is None:

@@ -73,7 +73,7 @@ class LocalStore:
         """Names in a folder, sorted; none if there is no such folder."""
         try:
             return tuple(sorted(os.listdir(self._root / folder)))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):  # the journal lies beside the ledgers, and is a file
             return ()
 
     def delete(self, name: str) -> None:

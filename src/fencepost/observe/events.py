@@ -63,6 +63,8 @@ class Event:
     rows: int | None = None
     units: int | None = None
     attempt: int | None = None
+    supervisor: int | None = None
+    """Of a start: the process that will start it again."""
     process: int | None = None
     """The one that it is about, if another says it."""
     code: str | None = None

@@ -28,6 +28,7 @@ from fencepost.observe.events import Event, Kind
 from fencepost.observe.pulse import Beat
 from fencepost.protocol.order import State
 from fencepost.spark.checkpoint import SparkLog
+from fencepost.supervise.reasons import Policy, Reason
 
 Condition = Literal["running", "starting", "waiting", "silent", "stopped", "failed", "dead", "unknown"]
 
@@ -118,7 +119,7 @@ def look(checkpoint: str | os.PathLike[str]) -> Health:
     state, damage = _ledger(root)
     if damage is not None and damage.code == "no_ledger" and not events and not beats:
         raise damage
-    facts = _Facts(root, state, events, beats)
+    facts = _Facts(root, state, events, beats, (state and state.writer) or journal.newest_writer(root))
     condition, since, until = facts.condition()
     epoch, epoch_at = facts.complete()
     # Of a job that does not run: as it was when it did.
@@ -144,7 +145,7 @@ def look(checkpoint: str | os.PathLike[str]) -> Health:
         epoch=epoch,
         epoch_at=epoch_at,
         flight=facts.flight(epoch),
-        restarts=sum(event.kind in {Kind.RESTARTED, Kind.TOOK_OVER} for event in events),
+        restarts=sum(event.kind is Kind.RESTARTED for event in events),
         known_since=_time(events[0]) if events else None,
         failure=None if failed is None else events[failed],
         is_over=failed is not None and any(e.kind is Kind.COMPLETE and not e.again for e in events[failed + 1 :]),
@@ -170,12 +171,8 @@ class _Facts:
     state: State | None
     events: Sequence[Event]
     beats: Sequence[Beat]
-
-    @property
-    def writer(self) -> int | None:
-        """The newest driver's number."""
-        told = [beat.writer for beat in self.beats] + [event.writer for event in self.events if event.writer]
-        return max(([self.state.writer] if self.state and self.state.writer else []) + told, default=None)
+    writer: int | None
+    """The newest driver's number."""
 
     @property
     def job(self) -> str:
@@ -216,10 +213,14 @@ class _Facts:
         """Since when, and until when if it waits."""
         beat, last = self.beat, self._last()
         if beat is not None and beat.lives:
-            return "running", beat.since, None
+            # The process may be older: a standby, a notebook.
+            began = [_time(e) for e in self.events if e.kind is Kind.STARTED and e.writer == beat.writer]
+            return "running", began[-1] if began else beat.since, None
         if last is None:
             return self._by_the_ledger_alone()
         at = _time(last)
+        if last.kind is Kind.FAILED and self._will_be_started_again(last, at):
+            return "waiting", at, None
         if (end := ENDS.get(last.kind)) is not None:
             return end, at, None
         return self._on_its_way(last, at) or (
@@ -227,6 +228,14 @@ class _Facts:
             at if beat is None else beat.at,
             None,
         )
+
+    def _will_be_started_again(self, failed: Event, at: float) -> bool:
+        """Its process is about to end, and its supervisor is there and has not said yet what follows."""
+        started = [event for event in self._of_the_driver() if event.kind is Kind.STARTED]
+        supervisor = started[-1].supervisor if started else None
+        final = any(failed.reason == reason.word and reason.policy is Policy.FINAL for reason in Reason)
+        recent = time.time() - at < SLACK_S
+        return supervisor is not None and recent and not final and self._may_live(supervisor, at)
 
     def _on_its_way(self, last: Event, at: float) -> Found | None:
         """Will a driver be there soon?"""
@@ -277,7 +286,7 @@ class _Facts:
     def flight(self, complete: int | None) -> Flight | None:
         """The epoch after the complete one, if it has begun."""
         epoch = -1 if complete is None else complete
-        mine = [e for e in self.events if e.epoch == epoch + 1 and e.kind in STEPS and e.writer in (None, self.writer)]
+        mine = [e for e in self._of_the_driver() if e.epoch == epoch + 1 and e.kind in STEPS]
         opened = self.state.open if self.state else None
         if opened is not None and opened.epoch > epoch and not mine:
             return Flight(epoch=opened.epoch, step="decided", since=self._changed("offsets", opened.epoch))
@@ -287,6 +296,12 @@ class _Facts:
         last = mine[-1]
         doubt = last.sink if last.kind is Kind.COMMITTED and DOUBT in (last.what or "") else None
         return Flight(epoch=epoch + 1, step=last.kind.value, since=_time(last), doubt=doubt)
+
+    def _of_the_driver(self) -> Sequence[Event]:
+        """What the newest driver noted; a rewind begins its numbers anew."""
+        mine = [event for event in self.events if event.writer == self.writer]
+        began = [n for n, event in enumerate(mine) if event.kind is Kind.STARTED]
+        return mine[began[-1] :] if began else mine
 
     def _changed(self, log: str, epoch: int) -> float:
         try:
@@ -317,7 +332,7 @@ def _speed(events: Sequence[Event], now: float) -> tuple[float | None, float | N
 def _time(event: Event) -> float:
     try:
         return datetime.fromisoformat(event.at).timestamp()
-    except ValueError:
+    except (ValueError, TypeError):
         return 0.0
 
 

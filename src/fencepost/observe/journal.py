@@ -17,10 +17,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from fencepost.observe.events import Event
+from fencepost.observe.events import Event, Kind
 from fencepost.observe.pulse import beats
 
 FULL: Final = 1_000_000
+BEGIN: Final = b'{"kind":'
 
 log = logging.getLogger("fencepost")
 
@@ -36,19 +37,26 @@ class Journal:
         """Append one event. The file is opened anew each time: another process may have set it aside."""
         line = json.dumps(event.plain, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
         try:
-            descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            try:
-                os.write(descriptor, line)  # one call: lines of several processes do not mix
-                if os.fstat(descriptor).st_size > FULL:
-                    self._set_aside(descriptor)
-            finally:
-                os.close(descriptor)
+            while not self._append(line):
+                pass
         except FileNotFoundError:
             return  # no checkpoint yet: whoever starts it is told himself
         except OSError as error:
             if not self._broken:
                 self._broken = True
                 log.warning("job %s: the journal cannot be written: %s", event.job, error.strerror or error)
+
+    def _append(self, line: bytes) -> bool:
+        """False if others filled two files between our opening one and our writing to it: it is nobody's by then."""
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            os.write(descriptor, line)  # one call: lines of several processes do not mix
+            found = os.fstat(descriptor)
+            if found.st_size > FULL:
+                self._set_aside(descriptor)
+            return found.st_nlink > 0
+        finally:
+            os.close(descriptor)
 
     def _set_aside(self, descriptor: int) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX)  # of several that find it full, one does it
@@ -59,22 +67,35 @@ class Journal:
 def read(checkpoint: str | os.PathLike[str]) -> Iterator[Event]:
     """The events that are kept, oldest first; a line cut off by a crash, or of a later version, is left out."""
     path = path_of(checkpoint)
-    for file in (older_of(path), path):
-        try:
-            lines = file.read_bytes().splitlines()
-        except OSError:
-            continue
+    newest, number = _lines(path)  # first: it may be set aside meanwhile, and would be missed the other way round
+    older, other = _lines(older_of(path))
+    for lines in ([] if other == number else older, newest):
         for line in lines:
+            # What a crash or a full disk cut off has no end: the next event is behind it, on the same line.
+            begin = line.rfind(BEGIN)
             try:
-                yield Event.of(json.loads(line))
+                if begin >= 0:
+                    yield Event.of(json.loads(line[begin:]))
             except (ValueError, TypeError, KeyError):
                 continue
 
 
+def _lines(path: Path) -> tuple[list[bytes], int | None]:
+    """Of one file, and which file that was."""
+    try:
+        with path.open("rb") as file:
+            return file.read().splitlines(), os.fstat(file.fileno()).st_ino
+    except OSError:
+        return [], None
+
+
 def newest_writer(checkpoint: str | os.PathLike[str]) -> int | None:
-    """The highest number that a driver has or had here, as far as journal and pulse know."""
-    told = [event.writer for event in read(checkpoint)] + [beat.writer for beat in beats(checkpoint)]
-    return max((writer for writer in told if writer is not None), default=None)
+    """The number of the last driver here, as far as journal and pulse know. Not the highest: a rewind begins anew."""
+    last = None
+    for event in read(checkpoint):
+        last = event.writer if event.kind is Kind.STARTED else last
+    told = max(beats(checkpoint), key=lambda beat: beat.at, default=None) if last is None else None
+    return told.writer if told else last
 
 
 def path_of(checkpoint: str | os.PathLike[str]) -> Path:

@@ -22,6 +22,7 @@ from fencepost import faults
 from fencepost.driver import Driver, Plan
 from fencepost.guarantee import Guarantee
 from fencepost.ledger import LocalStore
+from fencepost.observe.observer import Observer
 from fencepost.rows import TAG
 from fencepost.sinks.contract import Sink
 from fencepost.supervise.reasons import Tolerance
@@ -39,6 +40,7 @@ class StandIn:
     sinks: Mapping[str, Sink]
     guarantee: Guarantee = Guarantee.EXACTLY_ONCE
     keep: int = 100
+    observer: Observer | None = None
     bears: int = 0
     """Failed epochs in a row."""
 
@@ -53,6 +55,7 @@ class StandIn:
                 modes=dict.fromkeys(self.sinks, "append"),
                 guarantee=self.guarantee,
                 keep=self.keep,
+                observer=self.observer,
                 tolerance=Tolerance(self.bears),
             )
         )

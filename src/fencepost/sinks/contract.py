@@ -21,6 +21,8 @@ import pyarrow as pa
 from fencepost.protocol.effects import Outcome
 from fencepost.protocol.records import Epoch, Handle, WriterNumber
 from fencepost.rows import Rows, Staging
+from fencepost.sinks.holding import Asked, Examined, Holding, alike
+from fencepost.sinks.rehearsal import Rehearsal
 
 Shape = Literal["transaction", "apply", "publish"]
 OutputMode = Literal["append", "update", "complete"]
@@ -162,6 +164,13 @@ class Session(ABC):
         start is refused, so it must live *in* the target (a random id in a table, a file), not be made of its name.
         """
 
+    def rehearse(self, schema: pa.Schema, mode: OutputMode) -> Rehearsal | None:
+        """Refuse what `preflight` would refuse, and change nothing; None if that cannot be told. For `fencepost check`.
+
+        The mistake people make: calling `preflight` from here though it makes tables.
+        """
+        return None
+
     def open(self, owner: Owner) -> None:
         """This process took over: end what older writers still hold, refuse a target marked by another lineage."""
         self._owner = owner
@@ -215,6 +224,14 @@ class Session(ABC):
         `at_leisure`: between two epochs, not in recovery. Then it must not raise, and may answer without looking.
         """
         return ()
+
+    def examine(self, asked: Asked) -> Examined:
+        """What does the target hold, by its own word? For `fencepost verify`, without `preflight` and `open`.
+
+        The mistake people make: looking with the means of writing. It must change nothing, take no lock, end nobody's
+        session and make no table: the job may be running. A target that does not answer is `unheard`.
+        """
+        return Examined(holdings=alike(asked, Holding.UNKNOWN), why="this sink has no way to ask its target")
 
     def close(self) -> None:
         """Let go of connections. Must not raise."""

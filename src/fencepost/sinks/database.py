@@ -14,7 +14,7 @@ from weakref import WeakSet, WeakValueDictionary
 
 from fencepost.protocol.records import Epoch, WriterNumber
 from fencepost.sinks.contract import Owner, Session
-from fencepost.sinks.marks import Mark
+from fencepost.sinks.marks import Mark, Seen
 
 EPOCH_TABLE = "fencepost_epoch"
 """job, sink, lineage, generation, epoch, handle, writer; key (job, sink)."""
@@ -127,3 +127,7 @@ class Database(ABC):
     @abstractmethod
     def set_mark(self, job: str, sink: str, mark: Mark) -> None:
         """Write the epoch row, inside the transaction."""
+
+    @abstractmethod
+    def peek(self, job: str, sink: str, table: str) -> Seen:
+        """Look through a connection of its own that cannot write: this one may hold a vote. Makes nothing."""

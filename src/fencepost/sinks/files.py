@@ -11,8 +11,8 @@ import json
 import os
 import uuid
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
-from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,19 +26,24 @@ from fencepost.protocol.effects import Outcome
 from fencepost.protocol.records import Epoch, Handle, WriterNumber
 from fencepost.rows import Rows
 from fencepost.sinks.contract import Capabilities, OutputMode, Owner, Session, Sink
-from fencepost.sinks.formats import WRITE
+from fencepost.sinks.formats import WRITE, misfit
+from fencepost.sinks.holding import Asked, Examined
 from fencepost.sinks.manifests import (
     IDENTITY,
     MANIFESTS,
     OWNER,
     STAGED,
     as_json,
+    examined,
+    ids_of,
     manifest_names,
     published,
     read_json,
+    rehearsed,
     stem,
     version_of,
 )
+from fencepost.sinks.rehearsal import Rehearsal
 
 __all__ = ["Files", "published"]
 
@@ -110,21 +115,37 @@ class FilesSession(Session):
 
     def preflight(self, schema: pa.Schema, mode: OutputMode) -> str:
         """Make the folder, try the format on no rows, return the id that lies in the folder."""
-        if mode not in self._sink.capabilities.modes:
-            what = "Files are appended; output mode update replaces rows."
-            error = BadConfig("mode_needs_key", what, next="Use output mode append.")
-            raise error.at(job=self._job, sink=self._sink.name)
-        self._try_format(schema)
-        try:
+        self._check_request(schema, mode)
+        with self._usable():
             make_folder(self._folder / STAGED)
             make_folder(self._folder / MANIFESTS)
             if self._store.read(IDENTITY) is None:
                 self._store.create(IDENTITY, uuid.uuid4().hex.encode())
             self._identity = (self._store.read(IDENTITY) or b"").decode()
+        return self._identity
+
+    def rehearse(self, schema: pa.Schema, mode: OutputMode) -> Rehearsal:
+        """The same, with the folder as it is."""
+        self._check_request(schema, mode)
+        with self._usable():
+            return rehearsed(self._folder)
+
+    def _check_request(self, schema: pa.Schema, mode: OutputMode) -> None:
+        if mode not in self._sink.capabilities.modes:
+            what = "Files are appended; output mode update replaces rows."
+            error = BadConfig("mode_needs_key", what, next="Use output mode append.")
+            raise error.at(job=self._job, sink=self._sink.name)
+        if problem := misfit(self._sink.format, schema):
+            what = f"The DataFrame cannot be written: {problem}."
+            raise self._refused("schema_does_not_fit", what, "Select, cast or rename columns.")
+
+    @contextmanager
+    def _usable(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             next_ = "Name a folder that this user may write, on a disk with room."
             raise self._refused("target_unusable", f"The folder cannot be used: {_reason(error)}.", next_) from None
-        return self._identity
 
     def open(self, owner: Owner) -> None:
         """Mark the folder as ours; refuse one that another lineage, or another sink of this job, writes."""
@@ -208,6 +229,10 @@ class FilesSession(Session):
         """Delete the file of an orphan. What has been renamed into the folder was decided, and is never touched."""
         self._waiting(handle).unlink(missing_ok=True)
 
+    def examine(self, asked: Asked) -> Examined:
+        """By the manifests; what a reader did with a file that was renamed for it is its own business."""
+        return examined(self._folder, asked, KEEP if self._sink.visible == "rename" else None)
+
     def _check_place(self) -> None:
         """An unmounted disk leaves an empty folder: what is missing there is not gone; nothing may be made there."""
         if (self._store.read(IDENTITY) or b"").decode() != self._identity:
@@ -222,7 +247,7 @@ class FilesSession(Session):
             faults.reach("publish.renamed")
             self._store.create(self._manifest_name(epoch), self._content(epoch, handles))
             there = self._manifest(epoch)
-        if there is None or there["handle"] != _ids(handles):
+        if there is None or there["handle"] != ids_of(handles):
             raise self._ahead(epoch)
         self._newest = max(self._newest, self._version(epoch))
         self._prune()
@@ -304,7 +329,7 @@ class FilesSession(Session):
                 "lineage": self.owner.lineage,
                 "generation": self.owner.generation,
                 "epoch": epoch,
-                "handle": _ids(handles),
+                "handle": ids_of(handles),
                 "files": [
                     {"name": h.body["file"], "rows": h.rows, "bytes": h.body["bytes"], "sum": h.body["sum"]}
                     for h in handles
@@ -319,20 +344,6 @@ class FilesSession(Session):
             epoch = self.owner.epoch_of_older(handle_id, before)
             if epoch is not None:
                 yield handle_id, epoch, name
-
-    def _try_format(self, schema: pa.Schema) -> None:
-        twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
-        try:
-            WRITE[self._sink.format](BytesIO(), schema, iter(()))
-            problem = f"columns {', '.join(map(repr, twice))} come twice" if twice else ""
-        except (pa.ArrowException, ValueError) as error:
-            problem = f"{self._sink.format} cannot hold these types: {error}"
-        if problem or not schema.names:
-            raise self._refused(
-                "schema_does_not_fit",
-                f"The DataFrame cannot be written: {problem or 'it has no columns'}.",
-                "Select, cast or rename columns.",
-            )
 
     def _refuse_owner(self, found: dict[str, Any], mine: dict[str, Any]) -> None:
         if found.get("lineage") != mine["lineage"]:
@@ -377,10 +388,6 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except FileNotFoundError:
         return -1
-
-
-def _ids(handles: tuple[Handle, ...]) -> str:
-    return " ".join(handle.id for handle in handles)
 
 
 def _reason(error: Exception) -> str:

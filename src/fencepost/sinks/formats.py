@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from io import BytesIO
 from typing import IO, Any
 
 import pyarrow as pa
@@ -61,3 +62,15 @@ def _csv_type(kind: pa.DataType) -> pa.DataType:
 
 def _csv_values(array: pa.Array) -> list[Any]:
     return plain(array) if is_bytes(array.type) else bindable(array)
+
+
+def misfit(name: str, schema: pa.Schema) -> str:
+    """Why rows of this schema cannot be written in a format, tried on no rows; "" if they can."""
+    twice = sorted({column for column in schema.names if schema.names.count(column) > 1})
+    try:
+        WRITE[name](BytesIO(), schema, iter(()))
+    except (pa.ArrowException, ValueError) as error:
+        return f"{name} cannot hold these types: {error}"
+    if twice:
+        return f"columns {', '.join(map(repr, twice))} come twice"
+    return "" if schema.names else "it has no columns"

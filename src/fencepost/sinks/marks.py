@@ -10,14 +10,17 @@ generation: their numbers start again after a restore.
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fencepost.errors import OperatorNeeded, TargetRefused
 from fencepost.protocol.records import Epoch, Handle, digest
 from fencepost.sinks.contract import Owner, Session
+from fencepost.sinks.holding import Asked, Examined, Holding, Stray, alike
 
 LONGEST = 200
 """Characters of a mark's `handle`."""
+BY_HAND = frozenset({"by hand", "by-hand", ""})
+"""What `handle` is where a person set the mark."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,17 @@ class Mark:
     def version(self) -> tuple[int, int]:
         """What marks are compared by."""
         return self.generation, self.epoch
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a look found that changed nothing."""
+
+    identity: str
+    """"" if the target has none."""
+    mark: Mark | None
+    has_table: bool
+    """Is the table there that the rows are in?"""
 
 
 class MarkedSession(Session):
@@ -159,3 +173,41 @@ def ids_of(handles: tuple[Handle, ...]) -> str:
     """The handles of an epoch as the mark names them; thousands of them by their sum."""
     ids = " ".join(handle.id for handle in handles)
     return ids if len(ids) <= LONGEST else f"{len(handles)} handles {digest(ids.encode())}"
+
+
+def examined(seen: Seen, asked: Asked, table: str) -> Examined:
+    """By the mark; of a table that is gone nothing is held, whatever the mark says."""
+    found = judged(seen.mark, asked)
+    if seen.mark is not None and not seen.has_table:
+        found = replace(found, holdings=alike(asked, Holding.MISSING), why=f"there is no table {table!r}")
+    return replace(found, identity=f"{seen.identity}:{table}" if seen.identity else "")
+
+
+def judged(found: Mark | None, asked: Asked) -> Examined:
+    """What a mark says about decided epochs: it is the newest that the target holds, and none before it is missing."""
+    if found is None:
+        return Examined(holdings=alike(asked, Holding.MISSING), why="it has no mark of this job and sink")
+    if found.lineage not in {asked.lineage, *asked.ancestors}:
+        why = f"it is marked by lineage {found.lineage}"
+        return Examined(holdings=alike(asked, Holding.UNKNOWN), stranger=found.lineage, why=why)
+    holdings = {
+        epoch: Holding.HELD if _shows(found, (asked.generation, epoch), handles) else Holding.MISSING
+        for epoch, handles in asked.epochs.items()
+    }
+    why = f"its newest is generation {found.generation}, epoch {found.epoch} (handle {found.handle})"
+    stray = Stray(why.removeprefix("its newest is "), frozenset({found.handle}), Epoch(found.epoch))
+    is_stray = found.lineage == asked.lineage and not _is_named(found, asked)
+    return Examined(holdings=holdings, strays=(stray,) if is_stray else (), why=why)
+
+
+def _shows(found: Mark, mine: tuple[int, int], handles: tuple[Handle, ...]) -> bool:
+    """Of the newest epoch the mark names the handles too: rows of another attempt are not those of the decision."""
+    named = found.version != mine or found.handle in BY_HAND or found.handle == ids_of(handles)
+    return found.version >= mine and named
+
+
+def _is_named(found: Mark, asked: Asked) -> bool:
+    epoch = Epoch(found.epoch)
+    if epoch in asked.epochs:
+        return _shows(found, found.version, asked.epochs[epoch])
+    return bool(asked.epochs) and epoch < min(asked.epochs)  # older than what is retained

@@ -18,6 +18,7 @@ from fencepost.errors import BadConfig, FencepostError
 from fencepost.rows import Rows
 from fencepost.sinks.contract import Capabilities, OutputMode, Session, Sink
 from fencepost.sinks.database import RowsRefused, Silent
+from fencepost.sinks.rehearsal import Rehearsal, check_can_write_file
 from fencepost.sinks.sqlite_columns import declared, misfits
 from fencepost.sinks.sqlite_file import File, Locked
 from fencepost.sinks.tables import (
@@ -89,9 +90,31 @@ class SqliteSession(TableSession):
 
     def preflight(self, schema: pa.Schema, mode: OutputMode) -> str:
         """The file first, then what every table needs."""
+        self._check_file()
+        return super().preflight(schema, mode)
+
+    def rehearse(self, schema: pa.Schema, mode: OutputMode) -> Rehearsal | None:
+        """Through a connection that cannot write: another one would make the file, or change its journal."""
+        path = Path(self._settings.path).absolute()
+        try:
+            check_can_write_file(path)
+            if path.exists() and self._file.voting is None:
+                self._file.only_read()
+        except (OSError, Silent) as error:
+            raise self._unusable(Silent(getattr(error, "strerror", error))) from None
+        if path.exists():
+            try:
+                return super().rehearse(schema, mode)
+            finally:
+                self._file.drop()
+        self._check_request(schema, mode)
+        self._check_file()
+        self.create_statement(schema)
+        return Rehearsal("", (f"file {path.name}", f"table {self._settings.table}"))
+
+    def _check_file(self) -> None:
         if not self._settings.create and not Path(self._settings.path).is_file():
             raise self.refused("target_missing", "There is no such file.", "Make the database, or set create=True.")
-        return super().preflight(schema, mode)
 
     def apply(self, rows: Rows) -> None:
         """Insert or upsert in the rows' order, column by column out of Arrow: no row is ever a dict."""

@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import quote
 
 from fencepost.sinks.database import Database, RowsRefused, Silent
-from fencepost.sinks.marks import Mark
+from fencepost.sinks.marks import Mark, Seen
 from fencepost.sinks.sqlite_columns import Column, affinity_of
 
 PATIENT = "PRAGMA busy_timeout = 5000"
@@ -116,6 +116,42 @@ class File(Database):
         self._identity = str(rows[0][0])
         return self._identity
 
+    def peek(self, job: str, sink: str, table: str) -> Seen:
+        """With a file that nobody has open, SQLite would make two beside it, and they might not be ours to make."""
+        while True:
+            unused = _is_unused(self._path)
+            apart = File(str(self._path))
+            try:
+                apart._read_only(unused=unused)
+                apart.run("BEGIN")
+                seen = apart._seen(job, sink, table)
+            except sqlite3.Error as error:
+                raise _silent(error) from None
+            finally:
+                apart.drop()
+            if not unused or _is_unused(self._path):  # else somebody began to write while we looked
+                return seen
+
+    def only_read(self) -> None:
+        """For a look at the file as it is: until `drop`, the connection cannot write."""
+        self.drop()
+        try:
+            self._read_only(unused=_is_unused(self._path))
+            self._inode = _inode(self._path)
+        except (sqlite3.Error, OSError) as error:
+            raise _silent(error) from None
+
+    def _read_only(self, *, unused: bool) -> None:
+        place = f"file:{quote(str(self._path))}?mode=ro" + ("&immutable=1" if unused else "")
+        self._connection = sqlite3.connect(place, uri=True, isolation_level=None, check_same_thread=False)
+        self.run(PATIENT)
+
+    def _seen(self, job: str, sink: str, table: str) -> Seen:
+        there = {name for (name,) in self.run("SELECT name FROM sqlite_master")}
+        ids = self.run("SELECT id FROM fencepost_target") if "fencepost_target" in there else []
+        mark = self.mark(job, sink) if "fencepost_epoch" in there else None
+        return Seen(str(ids[0][0]) if len(ids) == 1 else "", mark, bool(self.columns(table)))
+
     def columns(self, table: str) -> list[Column]:
         """The columns of a table or view; none if it is not there."""
         found = self.run(
@@ -207,6 +243,16 @@ class File(Database):
 def _inode(path: Path) -> tuple[int, int]:
     found = path.stat()
     return found.st_dev, found.st_ino
+
+
+def _is_unused(path: Path) -> bool:
+    """In WAL mode, by its header, and no log beside it: nobody has it open."""
+    try:
+        with open(path, "rb") as file:
+            header = file.read(20)
+    except OSError as error:
+        raise Silent(f"it cannot be opened ({error.strerror})") from None
+    return header[18:20] == b"\2\2" and not Path(f"{path}-wal").exists()
 
 
 _HARMLESS = re.compile(

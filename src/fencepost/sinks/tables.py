@@ -24,6 +24,9 @@ from fencepost.sinks.database import (
     RowsRefused,
     Silent,
 )
+from fencepost.sinks.holding import Asked, Examined, unheard
+from fencepost.sinks.marks import Mark, examined
+from fencepost.sinks.rehearsal import Rehearsal
 from fencepost.sinks.sql import SqlSession, alone
 
 TableMode = Literal["append", "upsert", "replace"]
@@ -179,6 +182,33 @@ class TableSession(SqlSession):
             self._let_go()
         return f"{identity}:{self.settings.table}"  # the same database, another table: another target
 
+    @alone
+    def rehearse(self, schema: pa.Schema, mode: OutputMode) -> Rehearsal | None:
+        """Check the target and the table as they are."""
+        if self.database.voting is not None:
+            return None  # the job runs in this process, and its vote must not be disturbed
+        self._check_request(schema, mode)
+        table = self.settings.table
+        try:
+            seen = self.database.peek(self.job, self.sink, table)
+            self._look()
+            self.check_server()
+            if is_there := self.fits(schema) is not None:
+                self._fit(schema)
+            else:
+                self._check_may_make(schema, seen.mark)
+                self.create_statement(schema)
+        except (Silent, RowsRefused) as error:
+            raise self._unusable(error) from None
+        finally:
+            self._let_go()
+        identity = f"{seen.identity}:{table}" if seen.identity else ""
+        ours = () if identity else (f"tables {EPOCH_TABLE} and {TARGET_TABLE}",)
+        return Rehearsal(identity, ours if is_there else (*ours, f"table {table}"))
+
+    def check_server(self) -> None:
+        """Refuse a server that is not set up for commits that last."""
+
     def _check_request(self, schema: pa.Schema, mode: OutputMode) -> None:
         missing = [name for name in key_of(self.settings) if name not in schema.names]
         error = None
@@ -228,8 +258,12 @@ class TableSession(SqlSession):
             ) from None
 
     def _make(self, schema: pa.Schema) -> None:
+        self._check_may_make(schema, self.database.mark(self.job, self.sink))
+        self.make_table(schema)
+
+    def _check_may_make(self, schema: pa.Schema, mark: Mark | None) -> None:
         table = self.settings.table
-        if self.database.mark(self.job, self.sink) is not None:
+        if mark is not None:
             raise self.refused(
                 "table_lost",
                 f"There is no table {table!r}, though this sink of this job has written epochs before.",
@@ -238,7 +272,14 @@ class TableSession(SqlSession):
         if not self.settings.create:
             next_ = f"Make it, or set create=True:\n{self.create_statement(schema)}"
             raise self.refused("target_missing", f"There is no table {table!r}.", next_)
-        self.make_table(schema)
+
+    def examine(self, asked: Asked) -> Examined:
+        """By the mark, through a connection of its own."""
+        try:
+            seen = self.database.peek(self.job, self.sink, self.settings.table)
+        except (Silent, RowsRefused) as error:
+            return unheard(asked, f"it does not answer: {error}")
+        return examined(seen, asked, self.settings.table)
 
     def refuse_forgetful(self, why: str | None, cure: str, *, durable: bool | None) -> None:
         """Refuse a server that may forget what it acknowledged, unless the user knows better, or takes the risk."""

@@ -20,6 +20,7 @@ from fencepost.protocol.effects import Outcome
 from fencepost.protocol.records import Epoch, Handle, WriterNumber
 from fencepost.rows import Rows
 from fencepost.sinks.contract import Capabilities, OutputMode, Session, Sink, place_of
+from fencepost.sinks.holding import Asked, Examined, Holding, together, unheard
 
 __all__ = ["TwoPhaseCommit", "Unit"]
 
@@ -105,6 +106,13 @@ class TwoPhaseCommit(Sink, Generic[T]):
         """Bodies of transactions that are open, left by writers older than `before`. Newer ones are filtered out."""
         return ()
 
+    def is_committed(self, body: Body) -> bool | None:
+        """Is it committed, by your system's own word? None: it cannot tell any more.
+
+        Asked by `fencepost verify`, of every decided transaction, while the job may be running. It must change nothing.
+        """
+        return None
+
     @property
     def capabilities(self) -> Capabilities:
         """A transaction that is ended once is ended for ever."""
@@ -177,6 +185,20 @@ class TwoPhaseCommitSession(Session):
         """Undo one orphan."""
         with self._explained("abort()"):
             self._sink.abort(handle.body)
+
+    def examine(self, asked: Asked) -> Examined:
+        """Ask for each whether it is committed."""
+        words = {True: Holding.HELD, False: Holding.MISSING, None: Holding.UNKNOWN}
+        try:
+            holdings = {
+                epoch: together(words[self._sink.is_committed(handle.body)] for handle in handles)
+                for epoch, handles in asked.epochs.items()
+            }
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is no answer
+            return unheard(asked, f"is_committed() failed: {place_of(error)}")
+        said = {Holding.MISSING: "is_committed() says no", Holding.UNKNOWN: "is_committed() says neither yes nor no"}
+        reasons = {epoch: said[holding] for epoch, holding in holdings.items() if holding in said}
+        return Examined(holdings=holdings, reasons=reasons)
 
     @contextmanager
     def _explained(self, step: str) -> Iterator[None]:

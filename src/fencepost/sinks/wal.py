@@ -16,6 +16,7 @@ from fencepost.protocol.effects import Outcome
 from fencepost.protocol.records import Epoch, Handle
 from fencepost.rows import Rows
 from fencepost.sinks.contract import Capabilities, OutputMode, Session, Sink, place_of
+from fencepost.sinks.rehearsal import Rehearsal
 
 __all__ = ["EpochContext", "WriteAheadLog"]
 
@@ -102,6 +103,10 @@ class WriteAheadLogSession(Session):
                 next="Declare idempotent=True if send() upserts by key, or use output mode append.",
             ).at(job=self._job, sink=self._sink.name)
         return f"function:{self._sink.name}"
+
+    def rehearse(self, schema: pa.Schema, mode: OutputMode) -> Rehearsal:
+        """Nothing is called."""
+        return Rehearsal(self.preflight(schema, mode))
 
     def pre_commit(self, epoch: Epoch, rows: Rows) -> Handle | None:
         """The rows are staged already; name them."""

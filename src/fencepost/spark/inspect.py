@@ -113,6 +113,25 @@ def check_mode(mode: str, job: str) -> str:
     return mode
 
 
+def check_plan(frame: Any, mode: str, job: str) -> None:
+    """Let Spark itself say now what it would say when the query starts: does it take this plan in this mode?"""
+    jvm = frame.sparkSession._jvm
+    checker = getattr(jvm.org.apache.spark.sql.catalyst.analysis, "UnsupportedOperationChecker$")
+    modes = jvm.org.apache.spark.sql.streaming.OutputMode
+    wanted = {"append": modes.Append, "update": modes.Update, "complete": modes.Complete}[mode]()
+    try:
+        getattr(checker, "MODULE$").checkForStreaming(frame._jdf.queryExecution().analyzed(), wanted)
+    except Exception as error:
+        names = re.findall(r"\[([A-Z][A-Z0-9_]+(?:\.[A-Z0-9_]+)*)\]", str(error)) or [type(error).__name__]
+        raise BadConfig(
+            "plan_refused",
+            f"Spark does not take this plan in output mode {mode}: {names[0]}.",
+            where=Where(job=job),
+            next="Change the plan or output_mode=…: an aggregate in append mode needs a watermark, complete mode an "
+            "aggregate. Spark's guide to structured streaming lists what goes together.",
+        ) from error
+
+
 def needs_update(frame: Any) -> bool:
     """An aggregate without a watermark never gets final, so Spark takes it in update mode only."""
     return _aggregates(frame) and "EventTimeWatermark" not in _plan(frame)

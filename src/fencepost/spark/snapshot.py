@@ -13,7 +13,7 @@ from typing import Any
 from py4j.java_gateway import JavaClass
 from py4j.protocol import Py4JError
 
-__all__ = ["AmbiguousSnapshot", "snapshot_text"]
+__all__ = ["AmbiguousSnapshot", "executed_plan", "snapshot_text"]
 
 STATEFUL = "org.apache.spark.sql.execution.streaming.operators.stateful"
 
@@ -50,6 +50,12 @@ def snapshot_text(spark: Any, query_id: str) -> str:
     out: Any = jvm.named("java.io.ByteArrayOutputStream")()
     log.serialize(metadata, out)
     return str(out.toString("UTF-8"))
+
+
+def executed_plan(spark: Any, query_id: str) -> str:
+    """The plan that ran in the epoch in progress, as Spark prints it."""
+    engine: Any = _engine(spark, _Jvm(spark), query_id)
+    return str(engine.getLatestExecutionContext().executionPlan().executedPlan().toString())
 
 
 class _Jvm:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from fencepost.cli.exits import code_of
 from fencepost.errors import FencepostError
+from fencepost.observe import logs
 from fencepost.observe.pulse import PULSE
 from fencepost.supervise.link import link
 
@@ -22,6 +23,7 @@ def main(arguments: list[str]) -> int:
     """Run the file; the exit code says what follows, the link says why."""
     supervisor = link()
     assert supervisor is not None, "only a supervisor starts this"
+    logs.follow_environment()
     PULSE.supervisor = os.getppid()
     PULSE.begin(partial(supervisor.tell, "beat"))
     sys.argv = arguments

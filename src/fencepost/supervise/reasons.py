@@ -86,7 +86,7 @@ class Reason(enum.Enum):
 
 
 _BY_CODE = {"epoch_timeout": "EXPIRED", "jvm_lost": "ENGINE_LOST", "spark_failed": "ENGINE"}
-_BY_CODE |= dict.fromkeys(("bad_record", "bad_output", "called_again"), "ENGINE")  # the plan has to run again
+_BY_CODE |= dict.fromkeys(("bad_record", "bad_output"), "ENGINE")  # the plan has to run again
 _BY_CLASS = (
     (EpochFailed, "NOT_DECIDED"),
     (InDoubt, "SILENT_SINK"),

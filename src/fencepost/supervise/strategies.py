@@ -61,7 +61,8 @@ class Strategy(ABC):
     @property
     def word(self) -> str:
         """As it is written on the command line, and read by `parse`; what is as usual is left out."""
-        told = {field.name: (getattr(self, field.name), field.default) for field in fields(self)}  # type: ignore[arg-type]
+        mine: Any = self
+        told = {field.name: (getattr(self, field.name), field.default) for field in fields(mine)}
         given = ",".join(f"{name}={value}" for name, (value, default) in told.items() if value != default)
         return f"{_name(type(self))}:{given}" if given else _name(type(self))
 

@@ -34,3 +34,4 @@ def up(spark: SparkSession, bridge: BridgeName | None) -> None:
         counts = lines.selectExpr("explode(split(value, ' ')) AS word").groupBy("word").count()
         job.write(counts, SQLite(str(place / "counts.db"), table="counts", key="word"))
         job.start(until="available").awaitTermination()
+        job.stop()  # wait for its own end, too, before the folder goes

@@ -17,7 +17,7 @@ The mistake people make: letting `visible` ask the sink. A sink that lies would 
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -29,10 +29,12 @@ from fencepost.errors import FencepostError, OperatorNeeded, Refused
 from fencepost.protocol.effects import Outcome
 from fencepost.protocol.records import Epoch, WriterNumber
 from fencepost.sinks.contract import Sink
+from fencepost.sinks.rehearsal import Rehearsal
 from fencepost.testing.driver import ANOTHER, LINEAGE, Driver, rows_of
+from fencepost.testing.looks import LookContract
 
 
-class SinkContract(ABC):
+class SinkContract(LookContract):
     """What every sink promises. Derive, say how to make the sink and how to look at its target, run with pytest."""
 
     remembers_owner = True
@@ -291,6 +293,20 @@ class SinkContract(ABC):
         driver.session.close()
         other = self._unstarted(tmp_path, writer=2)
         assert self._is_refused(lambda: other.start(schema)), "columns that do not fit were let in"
+
+    def test_a_rehearsal_makes_nothing_and_refuses_what_a_start_refuses(self, tmp_path: Path) -> None:
+        schema = self.table(0).schema
+        driver = self._unstarted(tmp_path)
+        before = driver.session.rehearse(schema, "append")
+        if before is None:
+            self._skip("the sink is not rehearsed")
+        assert before == driver.session.rehearse(schema, "append"), "the rehearsal made something"
+        identity = driver.start(schema)
+        driver.session.close()
+        other = self._unstarted(tmp_path, writer=2)
+        assert Rehearsal(identity) == other.session.rehearse(schema, "append")
+        if (misfit := self.misfit()) is not None:
+            assert self._is_refused(lambda: other.session.rehearse(misfit, "append")), "a misfit was not noticed"
 
     def test_a_silent_target_is_in_doubt_and_done_once_it_answers(self, tmp_path: Path) -> None:
         first = self._driver(tmp_path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from fencepost.protocol.effects import Outcome
 from fencepost.protocol.records import Epoch, Handle, WriterNumber
 from fencepost.rows import Rows, Staging
 from fencepost.sinks.contract import OutputMode, Owner, Session, Sink
+from fencepost.sinks.holding import Asked, Examined
 
 LINEAGE = "aaaaaaaa-0000-4000-8000-000000000001"
 ANOTHER = "bbbbbbbb-0000-4000-8000-000000000002"
@@ -74,6 +75,21 @@ class Driver:
     def commit(self, epoch: int, handle: Handle) -> Outcome:
         """What the sink says about one handle."""
         return self.session.commit(Epoch(epoch), (handle,))[handle.id]
+
+    def look(self, handles: Mapping[int, Handle]) -> Examined:
+        """What the target says of these epochs to somebody who only looks, as `fencepost verify` does."""
+        session = self.sink.session(self.owner.job)
+        asked = Asked(
+            lineage=self.owner.lineage,
+            generation=self.owner.generation,
+            ancestors=self.owner.ancestors,
+            epochs={Epoch(epoch): (handle,) for epoch, handle in handles.items()},
+            last=self.owner.writer,
+        )
+        try:
+            return session.examine(asked)
+        finally:
+            session.close()
 
     def run(self, epoch: int, table: pa.Table) -> Handle:
         """A whole epoch without a failure."""

@@ -31,6 +31,8 @@ Start = Callable[..., Driver]
 
 class TestContract(SinkContract):
     notices_a_setback = True
+    tells = True
+    finds_strays = True
 
     @pytest.fixture(autouse=True)
     def _place(self, place: Any, short_patience: None) -> None:
@@ -47,6 +49,12 @@ class TestContract(SinkContract):
 
     def misfit(self) -> pa.Schema:
         return pa.schema({"k": pa.string(), "v": pa.int64(), "more": pa.int64()})
+
+    def forget(self, tmp_path: Path) -> bool:
+        self.place.query(
+            "DELETE FROM fencepost_epoch WHERE job = 'job' AND sink = %s IF EXISTS", (self.make_sink(tmp_path).name,)
+        )
+        return True
 
     @contextmanager
     def silence(self, tmp_path: Path) -> Iterator[None]:

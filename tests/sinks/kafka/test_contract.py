@@ -21,6 +21,8 @@ class KafkaContract(SinkContract):
     remembers_owner = False
     replaces = False
     lists_orphans = True
+    tells = True
+    finds_strays = True
     keep_rows = True
 
     @pytest.fixture(autouse=True)

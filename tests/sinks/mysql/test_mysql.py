@@ -19,6 +19,8 @@ class OnServer(SinkContract):
     """A database per target."""
 
     notices_a_setback = True
+    tells = True
+    finds_strays = True
     settings: dict[str, Any] = {"key": "k"}  # noqa: RUF012 - replaced, not changed
 
     @pytest.fixture(autouse=True)
@@ -42,6 +44,10 @@ class OnServer(SinkContract):
 
     def misfit(self) -> pa.Schema:
         return pa.schema({"k": pa.string(), "v": pa.int64(), "more": pa.int64()})
+
+    def forget(self, tmp_path: Path) -> bool:
+        self.place.run("DELETE FROM fencepost_epoch")
+        return True
 
     @contextmanager
     def silence(self, tmp_path: Path) -> Iterator[None]:

@@ -20,6 +20,8 @@ class OnServer(SinkContract):
     """A schema per target."""
 
     notices_a_setback = True
+    tells = True
+    finds_strays = True
     place: Any
 
     @pytest.fixture(autouse=True)
@@ -48,6 +50,10 @@ class OnServer(SinkContract):
 
     def silence(self, tmp_path: Path) -> Any:
         return self.locked(tmp_path)
+
+    def forget(self, tmp_path: Path) -> bool:
+        self.place.run(f"DELETE FROM {self.schema(tmp_path)}.fencepost_epoch")  # noqa: S608 - our own name
+        return True
 
     @contextmanager
     def locked(self, tmp_path: Path) -> Iterator[None]:

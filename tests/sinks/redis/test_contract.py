@@ -17,6 +17,8 @@ from fencepost.testing import SinkContract
 
 class OnRedis(SinkContract):
     notices_a_setback = True
+    tells = True
+    finds_strays = True
     settings: dict[str, Any] = {}  # noqa: RUF012 - replaced, not changed
 
     @pytest.fixture(autouse=True)
@@ -36,6 +38,9 @@ class OnRedis(SinkContract):
 
     def refused_table(self) -> pa.Table:
         return pa.table({"k": ["secret-1", None, "secret-2"], "v": [1, 2, 3]})
+
+    def forget(self, tmp_path: Path) -> bool:
+        return bool(self.reader.delete(self.make_sink(tmp_path).session("job")._target.mark_key))
 
     @contextmanager
     def silence(self, tmp_path: Path) -> Iterator[None]:

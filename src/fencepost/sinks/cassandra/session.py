@@ -33,7 +33,9 @@ from fencepost.sinks.cassandra.sink import Cassandra
 from fencepost.sinks.cassandra.target import MOST_BYTES, Target
 from fencepost.sinks.contract import OutputMode, Owner
 from fencepost.sinks.database import RowsRefused, Silent
-from fencepost.sinks.marks import Mark, MarkedSession, ids_of
+from fencepost.sinks.holding import Asked, Examined, unheard
+from fencepost.sinks.marks import Mark, MarkedSession, examined, ids_of
+from fencepost.sinks.rehearsal import Rehearsal
 
 log = logging.getLogger(__name__)
 
@@ -81,8 +83,21 @@ class CassandraSession(MarkedSession):
 
     def preflight(self, schema: pa.Schema, mode: OutputMode) -> str:
         """Check the cluster and the table, make what is missing, return the identity that stands in the keyspace."""
-        try:
+        with self._usable():
             identity, columns, self._most_bytes = self._target.look(schema, is_new=lambda: self._found().mark is None)
+        self._columns = [column for column in columns if column.name in schema.names]
+        return identity
+
+    def rehearse(self, schema: pa.Schema, mode: OutputMode) -> Rehearsal:
+        """The same, where nothing is to be made; else only what is missing is said."""
+        with self._usable():
+            missing = self._target.missing()
+        return Rehearsal("", missing) if missing else Rehearsal(self.preflight(schema, mode))
+
+    @contextmanager
+    def _usable(self) -> Iterator[None]:
+        try:
+            yield
         except RowsRefused as error:
             self._connection.drop()
             raise self._refused(
@@ -93,8 +108,6 @@ class CassandraSession(MarkedSession):
         except Silent as error:
             self._connection.drop()
             raise self._unanswered(error) from None
-        self._columns = [column for column in columns if column.name in schema.names]
-        return identity
 
     def open(self, owner: Owner) -> None:
         """Refuse a target of another lineage, or one that was set back; learn the time that ours must be behind."""
@@ -181,6 +194,15 @@ class CassandraSession(MarkedSession):
     def rollback(self, *, undecided: bool = True) -> None:
         """Nothing is held but what the vote saw."""
         self._voted = None
+
+    def examine(self, asked: Asked) -> Examined:
+        """By the mark, read plainly: a serial read would finish what a driver that died left half-way."""
+        try:
+            seen = self._target.peek(self.job, self.sink)
+        except (Silent, RowsRefused) as error:
+            self._connection.drop()
+            return unheard(asked, f"it does not answer: {error}")
+        return examined(seen, asked, self._settings.table)
 
     def close(self) -> None:
         """Let go of the connection."""

@@ -18,7 +18,8 @@ from fencepost.sinks.cassandra.columns import Column, key_of, misfits, parsed
 from fencepost.sinks.cassandra.connection import Connection, NotAllowed
 from fencepost.sinks.cassandra.durability import Facts, weakness
 from fencepost.sinks.cassandra.sink import Cassandra
-from fencepost.sinks.database import RowsRefused
+from fencepost.sinks.database import EPOCH_TABLE, TARGET_TABLE, RowsRefused
+from fencepost.sinks.marks import Mark, Seen
 
 MOST_BYTES = 16 * 2**20
 """Of one row, where a cluster does not say: half of a segment of the log, whose default is 32 MiB."""
@@ -74,6 +75,25 @@ class Target:
                 "fencepost_epoch and fencepost_target, with SELECT.",
             )
         return f"{identity}:{sink.table}", columns, most_bytes(settings)
+
+    def peek(self, job: str, sink: str) -> Seen:
+        """What is there of us, without making anything."""
+        keyspace, ours = self._sink.keyspace, cql.OurTables(self._sink.keyspace)
+        there = [name for name in ours.create if self._connection.rows(cql.TABLE, (keyspace, name))]
+        ids = self._connection.rows(ours.identity) if TARGET_TABLE in there else []
+        rows = self._connection.rows(ours.read.replace("?", "%s"), (job, sink)) if EPOCH_TABLE in there else []
+        marks = [
+            Mark(r.lineage, r.generation, r.epoch, r.handle or "", r.writer or 0) for r in rows if r.epoch is not None
+        ]
+        return Seen(str(ids[0].id) if ids else "", marks[0] if marks else None, bool(self.columns()))
+
+    def missing(self) -> tuple[str, ...]:
+        """What `look` would make; nothing in a keyspace that is not there, for it makes none."""
+        sink = self._sink
+        if not self._connection.rows(cql.KEYSPACE, (sink.keyspace,)) or not sink.create:
+            return ()
+        names = [*cql.OurTables(sink.keyspace).create, sink.table_name]
+        return tuple(f"table {name}" for name in names if not self._connection.rows(cql.TABLE, (sink.keyspace, name)))
 
     def columns(self) -> list[Column]:
         """Of the table; none if it is not there."""

@@ -124,21 +124,20 @@ class Coordinator:
 
     def open_ids(self) -> list[str]:
         """Ids that have a transaction open, as far as we may see them."""
+        return self.ids_in([ONGOING])
+
+    def ids_in(self, states: Iterable[str]) -> list[str]:
+        """Ids whose last transaction is in one of these states, as far as we may see them."""
 
         def ask(admin: Any) -> list[str]:
-            found = admin.list_transactions(state_filters=[ONGOING])
+            found = admin.list_transactions(state_filters=list(states))
             return sorted(row.transactional_id for rows in found.values() for row in rows)
 
         return self._ask(ask)
 
     def unfinished(self) -> list[Transaction]:
         """Every transaction that is open or being ended, as far as we may see them."""
-
-        def ask(admin: Any) -> list[str]:
-            found = admin.list_transactions(state_filters=list(UNFINISHED))
-            return sorted(row.transactional_id for rows in found.values() for row in rows)
-
-        found = self.describe(self._ask(ask))
+        found = self.describe(self.ids_in(UNFINISHED))
         return [one for one in found.values() if one is not None and one.state in UNFINISHED]
 
     def held(self, partitions: Iterable[tuple[str, int]]) -> list[Held]:

@@ -25,7 +25,8 @@ from fencepost.protocol.effects import Outcome
 from fencepost.protocol.records import Epoch, Handle, WriterNumber
 from fencepost.rows import Rows
 from fencepost.sinks.contract import OutputMode, Session
-from fencepost.sinks.kafka import ending, ids, trouble
+from fencepost.sinks.holding import Asked, Examined
+from fencepost.sinks.kafka import ending, ids, looking, trouble
 from fencepost.sinks.kafka.coordinator import ONGOING, Coordinator, Denied, Silent, Transaction
 from fencepost.sinks.kafka.markers import see_through
 from fencepost.sinks.kafka.messages import BadMessage
@@ -33,6 +34,7 @@ from fencepost.sinks.kafka.outcome import Fate, fate
 from fencepost.sinks.kafka.producers import Plain, Slot, Undelivered, in_background
 from fencepost.sinks.kafka.settled import said
 from fencepost.sinks.kafka.sink import LONGEST_MS, KafkaSink
+from fencepost.sinks.rehearsal import Rehearsal
 from fencepost.sinks.units import RowsOfUnit, ends_in
 
 SHORT_MS = 60_000
@@ -82,6 +84,10 @@ class KafkaSession(Session):
             raise self._at(trouble.no_answer(error, self._sink.servers)) from error
         except Denied as error:
             raise self._at(trouble.not_allowed(str(error))) from error
+
+    def rehearse(self, schema: pa.Schema, mode: OutputMode) -> Rehearsal:
+        """It only asks."""
+        return Rehearsal(self.preflight(schema, mode))
 
     def _check_timeout(self, largest: int | None) -> None:
         if self._sink.timeout_ms is None:
@@ -305,6 +311,10 @@ class KafkaSession(Session):
         except (Silent, Denied) as error:
             why = str(error)
         log.warning("sink %s: the orphan %s is still open: %s", self._sink.name, handle.body["id"], why)
+
+    def examine(self, asked: Asked) -> Examined:
+        """Ask the coordinator, then the topic."""
+        return looking.examine(self._coordinator, self._sink, self._job, asked)
 
     def close(self) -> None:
         """Let go of producers and connection; what is open stays open."""

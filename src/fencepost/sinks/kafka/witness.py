@@ -9,6 +9,8 @@ from __future__ import annotations
 import logging
 import time
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, TopicPartition
 
@@ -35,8 +37,13 @@ log = logging.getLogger("fencepost.librdkafka")
 
 def testify(servers: Servers, where: tuple[str, int, int], *, compacted: bool) -> Fate:
     """Read on from the transaction's first message; raise `Silent` if the topic does not answer now."""
-    topic, number, offset = where
-    place = TopicPartition(topic, number, offset)
+    with witness(servers) as consumer:
+        return first_seen(consumer, where, compacted=compacted)
+
+
+@contextmanager
+def witness(servers: Servers) -> Iterator[Consumer]:
+    """Somebody who can read what is committed, of any topic, again and again."""
     consumer = Consumer(
         {
             **servers.for_writing(),
@@ -50,6 +57,16 @@ def testify(servers: Servers, where: tuple[str, int, int], *, compacted: bool) -
         }
     )
     try:
+        yield consumer
+    finally:
+        consumer.close()
+
+
+def first_seen(consumer: Consumer, where: tuple[str, int, int], *, compacted: bool) -> Fate:
+    """The same, with a witness that is there."""
+    topic, number, offset = where
+    place = TopicPartition(topic, number, offset)
+    try:
         low, _ = consumer.get_watermark_offsets(place, timeout=PATIENCE_S)
         if low == OFFSET_INVALID or low > offset:
             return Fate.UNKNOWN
@@ -57,8 +74,6 @@ def testify(servers: Servers, where: tuple[str, int, int], *, compacted: bool) -
         return _first_seen(consumer, offset, compacted=compacted)
     except KafkaException as error:
         return _no_answer(error.args[0])
-    finally:
-        consumer.close()
 
 
 def _first_seen(consumer: Consumer, offset: int, *, compacted: bool) -> Fate:

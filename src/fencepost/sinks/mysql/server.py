@@ -18,7 +18,7 @@ import pymysql
 
 from fencepost.sinks.contract import Owner
 from fencepost.sinks.database import EPOCH_TABLE, TARGET_TABLE, Database, Denied, NotAllowed, RowsRefused, Silent
-from fencepost.sinks.marks import Mark
+from fencepost.sinks.marks import Mark, Seen
 from fencepost.sinks.mysql.catalogue import engine_of
 from fencepost.sinks.mysql.connection import Address, Connection, connect
 from fencepost.sinks.mysql.names import listed
@@ -202,6 +202,19 @@ class Server(Database):
             raise RowsRefused(f"{TARGET_TABLE} has no row, or several: it was changed by hand")
         [self._identity] = found
         return self._identity
+
+    def peek(self, job: str, sink: str, table: str) -> Seen:
+        """In a transaction that cannot write."""
+        apart = Server(self._address)
+        try:
+            apart._connection = connect(self._address)
+            apart.run(f"SET SESSION lock_wait_timeout = {IMPATIENT}")
+            apart.run("START TRANSACTION READ ONLY")
+            ids = apart._ids() if engine_of(apart.run, TARGET_TABLE) else []
+            mark = apart.mark(job, sink) if engine_of(apart.run, EPOCH_TABLE) else None
+            return Seen(ids[0] if len(ids) == 1 else "", mark, engine_of(apart.run, table) is not None)
+        finally:
+            apart.drop()
 
     def _make_tables(self) -> None:
         # Looked up before: CREATE … IF NOT EXISTS wants the right to create, which a user may not have.

@@ -42,9 +42,13 @@ class MySQLSession(StagedSession):
 
     def make_identity(self) -> str:
         """Where all sinks of the database find it."""
+        self.check_server()
+        return self._server.make_identity()
+
+    def check_server(self) -> None:
+        """Of the server's settings."""
         cure = "Set innodb_flush_log_at_trx_commit = 1, and sync_binlog = 1 if it has a binary log."
         self.refuse_forgetful(self._server.why_it_forgets(), cure, durable=self._sink.durable)
-        return self._server.make_identity()
 
     def fits(self, schema: pa.Schema) -> list[str] | None:
         """By the server's own catalogue."""

@@ -16,8 +16,8 @@ import psycopg
 
 from fencepost.sinks.contract import Owner
 from fencepost.sinks.database import EPOCH_TABLE, TARGET_TABLE, Database, RowsRefused, Silent
-from fencepost.sinks.marks import Mark
-from fencepost.sinks.postgres.names import TableName
+from fencepost.sinks.marks import Mark, Seen
+from fencepost.sinks.postgres.names import TableName, read_name
 from fencepost.sinks.postgres.trouble import READ_ONLY, explained, words
 
 log = logging.getLogger(__name__)
@@ -193,6 +193,20 @@ class Server(Database):
         if self._identity is None:
             raise RowsRefused(f"{TARGET_TABLE} has no row, or several: it was changed by hand")
         return self._identity
+
+    def peek(self, job: str, sink: str, table: str) -> Seen:
+        """In a transaction that cannot write."""
+        apart = Server(self._dsn, self._schema or "")
+        try:
+            apart._connection = connect(self._dsn, "fencepost verify")
+            apart.run(f"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL lock_timeout = '{IMPATIENT}'")
+            return Seen(
+                (apart._read_identity() if apart.exists(apart._target) else None) or "",
+                apart.mark(job, sink) if apart.exists(apart.epochs) else None,
+                apart.exists(str(read_name(table))),
+            )
+        finally:
+            apart.drop()
 
     def why_it_forgets(self, table: str) -> str | None:
         """What is set so that a commit that was acknowledged may be gone after a crash."""

@@ -45,9 +45,13 @@ class PostgresSession(StagedSession):
     def make_identity(self) -> str:
         """Where all sinks of the schema find it."""
         identity = self._server.make_identity()
+        self.check_server()
+        return identity
+
+    def check_server(self) -> None:
+        """Of the server's settings and the table's."""
         cure = "Set fsync = on and full_page_writes = on, and name a table that is not UNLOGGED."
         self.refuse_forgetful(self._server.why_it_forgets(self._table), cure, durable=self._durable)
-        return identity
 
     def fits(self, schema: pa.Schema) -> list[str] | None:
         """By PostgreSQL's own catalogue."""

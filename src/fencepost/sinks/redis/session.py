@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -23,13 +23,15 @@ from fencepost.protocol.records import Epoch, Handle
 from fencepost.rows import Rows
 from fencepost.sinks.contract import OutputMode, Owner
 from fencepost.sinks.database import RowsRefused, Silent
-from fencepost.sinks.marks import Mark, MarkedSession
+from fencepost.sinks.holding import Asked, Examined, unheard
+from fencepost.sinks.marks import Mark, MarkedSession, judged
 from fencepost.sinks.redis.chunks import Chunk, chunks
 from fencepost.sinks.redis.layout import Layout
 from fencepost.sinks.redis.server import NoAccess, rights
 from fencepost.sinks.redis.sink import Redis
 from fencepost.sinks.redis.state import State
 from fencepost.sinks.redis.target import Moved, Step, Target
+from fencepost.sinks.rehearsal import Rehearsal
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +69,9 @@ class RedisSession(MarkedSession):
 
     def preflight(self, schema: pa.Schema, mode: OutputMode) -> str:
         """Check columns and server, and return the identity that stands in the database."""
+        return self._named(self._look(schema, mode, self._target.identify))
+
+    def _look(self, schema: pa.Schema, mode: OutputMode, identify: Callable[[], str]) -> str:
         sink = self._settings
         try:
             sink.layout.check(schema)
@@ -77,7 +82,7 @@ class RedisSession(MarkedSession):
                     next="Write totals with shape='string'; or use output mode append, with rows that say how much "
                     "to add.",
                 )
-            identity = self._target.identify()
+            return identify()
         except NoAccess as error:
             raise TargetRefused(
                 "target_unusable",
@@ -89,7 +94,16 @@ class RedisSession(MarkedSession):
             raise self._unanswered(error) from None
         except FencepostError as error:
             raise error.at(job=self.job, sink=self.sink) from None
-        return f"{identity}:{sink.shape}:{sink.prefix}"  # the same database, other keys: another target
+
+    def rehearse(self, schema: pa.Schema, mode: OutputMode) -> Rehearsal:
+        """The same, with the identity that is there."""
+        if found := self._look(schema, mode, self._target.identity):
+            return Rehearsal(self._named(found))
+        return Rehearsal("", ("an identity, under a key of its own",))
+
+    def _named(self, identity: str) -> str:
+        """The same database, other keys: another target."""
+        return f"{identity}:{self._settings.shape}:{self._settings.prefix}"
 
     def open(self, owner: Owner) -> None:
         """Refuse a target of another lineage, and one that was set back."""
@@ -166,6 +180,19 @@ class RedisSession(MarkedSession):
             raise self._refused(epoch, error, "then start the job again") from None
         except Silent as error:
             raise self._not_written(epoch, error, safe="The epoch's rows may or may not be in the target.") from None
+
+    def examine(self, asked: Asked) -> Examined:
+        """By the mark; an epoch that is half-way in is not held."""
+        try:
+            state, identity = self._target.state(), self._target.identity()
+        except Silent as error:
+            return unheard(asked, f"it does not answer: {error}")
+        except TargetRefused as error:  # a replica, or one that forgets: its word is not worth much
+            return unheard(asked, error.what)
+        found = judged(state.mark, asked)
+        if state.part is not None and not found.stranger:
+            found = replace(found, why=f"{found.why}; of epoch {state.part.mark.epoch} only {state.part.chunks} parts")
+        return replace(found, identity=self._named(identity) if identity else "")
 
     def close(self) -> None:
         """Let go of the connection."""

@@ -68,6 +68,11 @@ class Target:
         assert self._identity is not None
         return self._identity.decode(errors="replace")
 
+    def identity(self) -> str:
+        """The same, where it was made; "" where not."""
+        found = self._run("GET", self._target_key)
+        return "" if found is None else found.decode(errors="replace")
+
     def state(self) -> State:
         """What is there of us."""
         return State.read(self._run("HMGET", self.mark_key, *scripts.FIELDS))

@@ -1,0 +1,197 @@
+"""The frame of the command line: what it imports, how it ends, what goes where. As a user would: in a process."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+
+import click
+import pytest
+
+from fencepost.cli import exits
+from fencepost.cli.exits import Exit
+from fencepost.cli.main import VERBS, cli
+from fencepost.errors import (
+    BadConfig,
+    CheckpointRefused,
+    EpochFailed,
+    Fenced,
+    FencepostError,
+    GaveUp,
+    InDoubt,
+    OperatorNeeded,
+    RecoveryNeeded,
+)
+
+FENCEPOST = [sys.executable, "-m", "fencepost"]
+HEAVY = ("pyspark", "py4j", "pyarrow", "rich", "confluent_kafka")
+
+
+def fencepost(*words: str, **how: object) -> subprocess.CompletedProcess[str]:
+    """Run it to its end."""
+    given: dict[str, object] = {"capture_output": True, "text": True, "timeout": 60, **how}
+    return subprocess.run([*FENCEPOST, *words], check=False, **given)  # type: ignore[call-overload, no-any-return]
+
+
+def imported_by(*words: str, then: str = "") -> set[str]:
+    """The heavy packages that a command has imported when it is done."""
+    code = (
+        "import sys\nfrom fencepost.cli.main import cli\n"
+        f"for line in {words!r}:\n"
+        "    try:\n        cli(line.split(), standalone_mode=False)\n    except SystemExit:\n        pass\n"
+        f"{then}\nprint('IMPORTED', *({{name.split('.')[0] for name in sys.modules}} & {set(HEAVY)!r}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    return set(done.stdout.splitlines()[-1].split()[1:])
+
+
+def test_help_version_and_explain_import_nothing_heavy(tmp_path: Path) -> None:
+    light = ("--help", "version", "explain", "explain fenced", "version --json", f"init {tmp_path / 'new'}")
+    assert set() == imported_by(*light)
+
+
+def test_no_verb_needs_spark_to_show_its_help() -> None:
+    assert set() == imported_by(*(f"{name} --help" for name in cli.list_commands(click.Context(cli)))) & {
+        "pyspark",
+        "py4j",
+    }
+
+
+def test_the_probe_sees_what_is_imported() -> None:
+    assert {"pyarrow"} <= imported_by("--help", then="import fencepost; fencepost.Job")
+
+
+def test_every_verb_has_the_line_of_help_that_the_list_shows() -> None:
+    for name in cli.list_commands(click.Context(cli)):
+        command = getattr(import_module(f"fencepost.cli.{VERBS[name].module}"), name)
+        assert VERBS[name].help == command.help.partition("\n\n")[0].replace("\n", " "), name
+
+
+def test_help_lists_every_verb() -> None:
+    done = fencepost("--help")
+    assert (0, "") == (done.returncode, done.stderr)
+    listed = {line.split()[0] for line in done.stdout.partition("Commands:")[2].splitlines() if line.startswith("  ")}
+    assert set(cli.list_commands(click.Context(cli))) <= listed
+    assert {"init", "check", "doctor", "savepoint", "rewind", "rescale", "state", "tx", "explain", "demo"} <= listed
+
+
+def test_versions_are_told_to_people_and_programs() -> None:
+    done, plain = fencepost("version"), json.loads(fencepost("version", "--json").stdout)
+    assert {"fencepost", "python", "pyspark", "pyarrow", "java"} == set(plain)
+    assert [[name, number or "missing"] for name, number in plain.items()] == [
+        line.split(maxsplit=1) for line in done.stdout.splitlines()
+    ]
+
+
+def raising(error: BaseException) -> Callable[[], None]:
+    def command() -> None:
+        raise error
+
+    return command
+
+
+def said(kind: type[FencepostError]) -> FencepostError:
+    return kind("code", "What.", next="Next.")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (said(BadConfig), Exit.REFUSED),
+        (said(CheckpointRefused), Exit.REFUSED),
+        (said(OperatorNeeded), Exit.OPERATOR),
+        (said(InDoubt), Exit.OPERATOR),
+        (said(Fenced), Exit.FAILED),
+        (said(GaveUp), Exit.EXHAUSTED),
+        (said(EpochFailed), Exit.FAILED),
+        (said(RecoveryNeeded), Exit.FAILED),
+        (KeyboardInterrupt(), Exit.INTERRUPTED),
+        (click.Abort(), Exit.INTERRUPTED),
+        (click.UsageError("no"), Exit.REFUSED),
+        (SystemExit(4), Exit.EXHAUSTED),
+        (SystemExit("why"), Exit.FAILED),
+        (SystemExit(), Exit.FINE),
+    ],
+)
+def test_every_end_has_its_code(error: BaseException, code: Exit, capsys: pytest.CaptureFixture[str]) -> None:
+    assert code == exits.run(raising(error))
+    out, err = capsys.readouterr()
+    assert not out
+    assert bool(err) == (not isinstance(error, SystemExit) or error.code == "why")
+    assert "Traceback" not in err
+
+
+def test_a_mistake_of_ours_keeps_its_traceback() -> None:
+    with pytest.raises(ZeroDivisionError):
+        exits.run(raising(ZeroDivisionError()))
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "text"),
+    [
+        (("nonsense",), 2, "No such command"),
+        (("check",), 2, "Missing argument"),
+        (("savepoint", "show", "nowhere/at/all"), 2, "[no_savepoint]"),
+        (("savepoint", "create", "nowhere/at/all"), 2, "[no_ledger]"),
+        (("state", "ls", "nobody"), 2, "[unknown_job]"),
+        (("explain", "targt_silent"), 2, "target_silent"),
+    ],
+)
+def test_what_went_wrong_is_on_stderr_and_stdout_stays_empty(words: tuple[str, ...], code: int, text: str) -> None:
+    done = fencepost(*words)
+    assert (code, "") == (done.returncode, done.stdout)
+    assert text in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_reader_who_has_seen_enough_gets_no_complaint() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = fencepost("explain", capture_output=False, stdout=writing, stderr=subprocess.PIPE)
+    os.close(writing)
+    assert (1, "") == (done.returncode, done.stderr)
+
+
+def test_a_stdout_that_was_closed_before_is_no_error() -> None:
+    done = subprocess.run(
+        ["/bin/sh", "-c", 'exec "$@" >&-', "sh", *FENCEPOST, "explain", "--json"],
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (0, "") == (done.returncode, done.stderr)
+
+
+def test_on_a_terminal_the_same_is_said() -> None:
+    ours, theirs = pty.openpty()
+    done = fencepost("explain", "fenced", capture_output=False, stdout=theirs, stderr=subprocess.PIPE)
+    os.close(theirs)
+    shown = os.read(ours, 10_000).decode()
+    os.close(ours)
+    assert 0 == done.returncode
+    assert fencepost("explain", "fenced").stdout == shown.replace("\r\n", "\n")
+
+
+def test_ctrl_c_ends_with_130_and_no_traceback(tmp_path: Path) -> None:
+    file = tmp_path / "job.py"
+    file.write_text("import pathlib, time\npathlib.Path(__file__).with_name('here').touch()\ntime.sleep(60)\n")
+    running = subprocess.Popen(
+        [*FENCEPOST, "check", str(file)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 30
+    while not (tmp_path / "here").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    running.send_signal(signal.SIGINT)
+    out, err = running.communicate(timeout=30)
+    assert (130, "") == (running.returncode, out)
+    assert "Interrupted." in err
+    assert "Traceback" not in err

@@ -1,0 +1,9 @@
+"""A checkpoint's options that cannot be."""
+
+from pathlib import Path
+
+import fencepost as fp
+
+HERE = Path(__file__).parent
+
+job = fp.Job("words", checkpoint=fp.Checkpoint(HERE / "checkpoint", timeout="0 s", retained=1, min_pause="a while"))
