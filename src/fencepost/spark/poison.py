@@ -41,11 +41,8 @@ MARK = re.compile(r"fencepost_(?:map|parse)_[0-9a-f]{16}")
 
 ENOUGH = 1 << 20
 """Characters of a plan."""
-COMPARED = (
-    "spark.sql.shuffle.orderIndependentChecksum.enabled",
-    "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch",
-)
-"""By these Spark compares what a task gives that runs again with what it gave before."""
+COMPARES = "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch"
+"""By this Spark compares what a task gives that runs again with what it gave before."""
 
 Proof = Callable[[str], None]
 """Given the lineage, raises if a record of the epoch in progress may have had two results."""
@@ -172,7 +169,7 @@ def proof(spark: Any, frames: Mapping[str, Any], job: str) -> Proof | None:
 
 
 def _check_settings(spark: Any, job: str) -> None:
-    wrong = [name for name in COMPARED if str(spark.conf.get(name)).lower() != "true"]
+    wrong = [] if str(spark.conf.get(COMPARES)).lower() == "true" else [COMPARES]
     if spark._jsparkSession.sessionState().conf().maxPlanStringLength() < ENOUGH:
         wrong.append("spark.sql.maxPlanStringLength")
     if wrong:
