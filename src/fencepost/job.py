@@ -102,9 +102,11 @@ class Job(BadRecords):
         self._spark = spark
         self._made = spark is None
         self._conf = dict(conf or {})
-        self._bridge: BridgeName | None = bridge
+        self.bridge = bridge
         self._adopt = adopt
         self._sinks_changed = sinks_changed
+        self.sources: list[Source] = []
+        """What was read, other than DataFrames."""
         self._restart = one_strategy(restart, name)
         self._observer = Observer(name)
         self._branches: dict[str, tuple[Any, Sink]] = {}
@@ -122,7 +124,7 @@ class Job(BadRecords):
     def spark(self) -> SparkSession:
         """The SparkSession: yours, or one made with good settings at first use."""
         if self._spark is None:
-            self._spark = session.make_session(self.name, self._conf, jar=self._bridge != "foreach_batch")
+            self._spark = session.make_session(self.name, self._conf, jar=self.bridge != "foreach_batch")
             session.check_session(self._spark, self.name)
         return self._spark
 
@@ -148,6 +150,7 @@ class Job(BadRecords):
                 next="Give a source (fp.Files('in', format='text')) or a streaming DataFrame.",
             )
         self._connect(source)
+        self.sources.append(source)
         try:
             with named.allowed(self.spark, name):
                 return cast("DataFrame", source.load(named.reader(self.spark, name, self.name)))
@@ -234,7 +237,7 @@ class Job(BadRecords):
                 where=Where(job=self.name),
                 next="Call job.write(…) first.",
             )
-        jar = self._bridge != "foreach_batch" and session.bring_jar(self.spark)
+        jar = self.bridge != "foreach_batch" and session.bring_jar(self.spark)
         notes = [] if jar else [session.WITHOUT_JAR]
         said = {name: sink.capabilities.note for name, (_, sink) in self._branches.items()}
         notes += [f"sink {name}: {note}" for name, note in said.items() if note]
@@ -275,7 +278,7 @@ class Job(BadRecords):
             checkpoint=self._checkpoint.place,
             guarantee=self._guarantee,
             mode=self._mode or ("update" if aggregates else "append"),
-            bridge=self._bridge,
+            bridge=self.bridge,
             adopt=self._adopt,
             sinks_changed=self._sinks_changed,
             state=self._state,
@@ -328,7 +331,7 @@ class Job(BadRecords):
 
     def _warm_up(self) -> None:
         """Of a standby: Spark is up and has run a query once, so that taking over costs no such time."""
-        warm.up(self.spark, self._bridge)
+        warm.up(self)
 
     def on_complete(self, callback: Callback) -> Callback:
         """Call a function after every epoch, when its rows are visible and will stay: `@job.on_complete`.

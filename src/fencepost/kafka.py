@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Literal
 
 from fencepost.errors import BadConfig
@@ -99,6 +99,10 @@ class Kafka(Sink):
             headers=bool(self.headers),
             options=dict(self.options),
         ).load(reader)
+
+    def newest(self, most: int) -> Kafka:
+        """As a source: what arrives from now on, so many records an epoch at most. For the warm-up of a standby."""
+        return replace(self, start="latest", max_records_per_epoch=most)
 
     @property
     def capabilities(self) -> Capabilities:

@@ -106,7 +106,7 @@ def _look_at_plan(job: Job, chosen: Settings, frames: Mapping[str, Any], found: 
         with found.step():
             keyed.paces(frames, writer, job.name)
     with found.step():
-        jar = job._bridge != "foreach_batch" and session.bring_jar(job.spark)
+        jar = job.bridge != "foreach_batch" and session.bring_jar(job.spark)
         beginning.bridge(job.spark, chosen, jar=jar)
 
 

@@ -21,6 +21,7 @@ from typing import Any, Final
 from fencepost.observe import requests
 from fencepost.observe.events import Event, Kind
 from fencepost.observe.journal import Journal
+from fencepost.observe.pulse import beats
 from fencepost.supervise.process import Process
 from fencepost.supervise.reasons import Policy, Reason
 from fencepost.supervise.strategies import ExponentialDelay, Failures, Strategy, parse
@@ -28,7 +29,8 @@ from fencepost.times import now
 
 TICK_S: Final = 0.1
 QUIET_S: Final = 2.0
-"""So long a new driver has the machine to itself; then a standby is made."""
+"""So long, at least, a new driver has the machine to itself; then a standby is made."""
+IDLE_S: Final = 10.0
 SAFE: Final = "Safe: what is decided is finished at the next start; what is not decided is not visible, and runs again."
 
 
@@ -72,7 +74,6 @@ class Supervisor:
         self._selector = selectors.DefaultSelector()
         self._standby: Process | None = None
         self._standby_from = float("inf")
-        self._standby_warm = False
         self._signals = 0
         self._job = Path(orders.command[0]).name
         self._journal: Journal | None = None
@@ -131,7 +132,12 @@ class Supervisor:
             self._end(self._standby)
             self._standby = None
 
-    def _mind_standby(self) -> None:
+    def _is_settled(self, driver: Process) -> bool:
+        """Has it finished an epoch? Until then it needs the machine; an idle one finishes none, and gets some time."""
+        finished = any(beat.pid == driver.pid and beat.epoch is not None for beat in beats(str(self._checkpoint)))
+        return finished or time.monotonic() > self._standby_from + IDLE_S
+
+    def _mind_standby(self, driver: Process) -> None:
         """Make one when it is time; one that died or hangs is made anew, later."""
         process = self._standby
         if process is not None and (process.status is not None or process.silent_s > self._orders.deadline_s):
@@ -139,8 +145,7 @@ class Supervisor:
             self._drop_standby()
             self._standby_from = time.monotonic() + self._orders.deadline_s
         wanted = self._orders.standby and not self._signals
-        if wanted and self._standby is None and time.monotonic() > self._standby_from:
-            self._standby_warm = False
+        if wanted and self._standby is None and time.monotonic() > self._standby_from and self._is_settled(driver):
             self._standby = self._spawn(standby=True)
 
     # --- watching
@@ -163,20 +168,18 @@ class Supervisor:
             if driver.silent_s > self._orders.deadline_s:
                 what = f"Process {driver.pid} had no pulse for {driver.silent_s:.0f} s, and was killed."
                 return Ending(Reason.HUNG, "driver_hung", what, 1)
-            self._mind_standby()
+            self._mind_standby(driver)
 
     def _hear(self, process: Process, driver: Process) -> None:
         was_warm = process.is_warm
         failures = process.hear()
         if process.is_warm and not was_warm:
+            self._say(f"standby {process.pid} is warm")
             self._note(Kind.WARM, process=process.pid)
         if failures is None:
             self._selector.unregister(process.socket)
             return
         if process is not driver:
-            if process.is_warm and not self._standby_warm:
-                self._standby_warm = True
-                self._say(f"standby {process.pid} is warm")
             return
         if process.job is not None and self._checkpoint is None:
             self._checkpoint = process.job["checkpoint"]

@@ -1,37 +1,70 @@
-"""Warms up a standby: a small job is run once from end to end, so that classes are loaded and compiled.
+"""Warms up a standby: small jobs are run from end to end, so that classes are loaded and compiled.
 
-Reads and writes only in a folder for temporary files, which it removes.
+Reads a few of the newest records of the job's sources; writes only in a folder for temporary files, which it removes.
+The job's own plan is not run: what a user's function does to others, it would do without need.
 """
 
 from __future__ import annotations
 
+import logging
 import tempfile
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
+
+from fencepost.errors import FencepostError
+from fencepost.files import Files
+from fencepost.observe.events import Event
+from fencepost.sinks.sqlite import SQLite
+from fencepost.sources.contract import Source
+from fencepost.spark import branches
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from fencepost.job import Job
 
-    from fencepost.beginning import BridgeName
+log = logging.getLogger("fencepost")
 
+MOST = 1000
+"""Records of an epoch."""
+PATIENCE_S = 8.0
+"""An idle source has no epochs."""
 LINES = ("one two", "two three")
 """One file, hence one epoch, each: the second finds the state of the first."""
 
 
-def up(spark: SparkSession, bridge: BridgeName | None) -> None:
-    """Count a few words into a database that is thrown away."""
-    from fencepost.files import Files  # noqa: PLC0415 - a job imports this module
-    from fencepost.job import Job  # noqa: PLC0415 - as above
-    from fencepost.sinks.sqlite import SQLite  # noqa: PLC0415 - as above
-
+def up(job: Job) -> None:
+    """Run throw-away queries over a few lines and the newest records of the job's own sources, and meet its sinks."""
+    for name, sink in job.sinks.items():
+        session = sink.session(job.name)
+        try:
+            session.rehearse(branches.arrow_schema(job.frames[name]), "append")  # it connects, and changes nothing
+        except FencepostError as error:
+            log.info("standby of job %s: %s", job.name, error)  # the driver's to say
+        finally:
+            session.close()
     with tempfile.TemporaryDirectory(prefix="fencepost-warm-", ignore_cleanup_errors=True) as folder:
-        place = Path(folder)
-        (place / "lines").mkdir()
+        (Path(folder) / "lines").mkdir()
         for number, line in enumerate(LINES):
-            (place / "lines" / f"{number}.txt").write_text(line + "\n")
-        job = Job("warm-up", checkpoint=place / "checkpoint", spark=spark, bridge=bridge)
-        lines = job.read(Files(str(place / "lines"), format="text", max_files_per_epoch=1))
-        counts = lines.selectExpr("explode(split(value, ' ')) AS word").groupBy("word").count()
-        job.write(counts, SQLite(str(place / "counts.db"), table="counts", key="word"))
-        job.start(until="available").awaitTermination()
-        job.stop()  # wait for its own end, too, before the folder goes
+            (Path(folder) / "lines" / f"{number}.txt").write_text(line + "\n")
+        lines = Files(f"{folder}/lines", format="text", max_files_per_epoch=1)
+        for number, source in enumerate([lines, *filter(None, map(_newest_of, job.sources))]):
+            _count(job, source, Path(folder) / str(number))
+
+
+def _newest_of(source: Source) -> Source | None:
+    newest = getattr(source, "newest", None)
+    return None if newest is None else cast("Source", newest(MOST))
+
+
+def _count(job: Job, source: Source, place: Path) -> None:
+    """Count words of a source into a database that is thrown away: two epochs, if there are so many in time."""
+    throw_away = type(job)(f"warm-up of {job.name}", checkpoint=place, spark=job.spark, bridge=job.bridge)
+    words = throw_away.read(source).selectExpr("explode(split(CAST(value AS STRING), ' ')) AS word")
+    throw_away.write(words.groupBy("word").count(), SQLite(f"{place}.db", table="counts", key="word"))
+    done: list[Event] = []
+    throw_away.on_complete(done.append)
+    throw_away.start()
+    until = time.monotonic() + PATIENCE_S
+    while len(done) < len(LINES) and time.monotonic() < until:
+        time.sleep(0.05)
+    throw_away.stop()
