@@ -30,9 +30,8 @@ from fencepost.sinks.contract import Sink
 from fencepost.sources.contract import Source
 from fencepost.spark import branches, connector, inspect, keyed, named, session, tasks
 from fencepost.state import Backend
-from fencepost.supervise import warm
+from fencepost.supervise import link, warm
 from fencepost.supervise.keeper import Keeper
-from fencepost.supervise.link import when_told_to
 from fencepost.supervise.reasons import Tolerance
 from fencepost.supervise.strategies import Strategy, one_strategy
 
@@ -124,7 +123,8 @@ class Job(BadRecords):
     def spark(self) -> SparkSession:
         """The SparkSession: yours, or one made with good settings at first use."""
         if self._spark is None:
-            self._spark = session.make_session(self.name, self._conf, jar=self.bridge != "foreach_batch")
+            conf = {**link.settings(), **self._conf}
+            self._spark = session.make_session(self.name, conf, jar=self.bridge != "foreach_batch")
             session.check_session(self._spark, self.name)
         return self._spark
 
@@ -315,7 +315,7 @@ class Job(BadRecords):
         check_may_start(self.name)
         self._stop.clear()
         tolerance = Tolerance(self._checkpoint.tolerable_failures)
-        failures, strategy, tell = when_told_to(self.name, self._checkpoint.place, self._restart, self._warm_up)
+        failures, strategy, tell = link.when_told_to(self.name, self._checkpoint.place, self._restart, self._warm_up)
         with stopping_on_signals(self._stop):
             Keeper(
                 partial(self._start, until, tolerance),

@@ -12,10 +12,10 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any, Final
+from typing import Any, Final, Literal, cast
 
 from fencepost.errors import FencepostError
 from fencepost.observe import requests
@@ -24,7 +24,11 @@ from fencepost.supervise.strategies import ExponentialDelay, Failures, Strategy,
 
 DESCRIPTOR: Final = "FENCEPOST_SUPERVISOR"
 """The environment variable that names the driver's end."""
-STANDBY: Final = "FENCEPOST_STANDBY"
+ROLE: Final = "FENCEPOST_ROLE"
+Role = Literal["alone", "first", "standby"]
+"""The only driver; the one that runs, with a standby beside it; the standby."""
+SNAPSHOTS: Final = {"spark.sql.streaming.stateStore.maintenanceInterval": "10s"}
+"""Whoever takes over replays what changed since the last snapshot of the state; Spark makes one a minute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +47,8 @@ class Go:
 class Link:
     """The driver's end."""
 
-    def __init__(self, descriptor: int, *, standby: bool) -> None:
-        self.is_standby = standby
+    def __init__(self, descriptor: int, role: Role) -> None:
+        self.role = role
         self._socket = socket.socket(fileno=descriptor)
         self._messages = Messages()
         self._one_writes = threading.Lock()
@@ -90,7 +94,7 @@ class Messages:
 def link() -> Link | None:
     """To the supervisor of this process, if it has one."""
     descriptor = os.environ.pop(DESCRIPTOR, None)  # our own children have none
-    return None if descriptor is None else Link(int(descriptor), standby=os.environ.pop(STANDBY, "") == "1")
+    return None if descriptor is None else Link(int(descriptor), cast("Role", os.environ.pop(ROLE)))
 
 
 Told = tuple[Failures, Strategy | None, Callable[[FencepostError], None]]
@@ -106,8 +110,14 @@ def when_told_to(job: str, checkpoint: str, own: Strategy | None, warm_up: Calla
         requests.clear(checkpoint)
         return (), own, lambda error: None
     supervisor.tell("job", name=job, checkpoint=checkpoint, restart=own.word if own else None)
-    if supervisor.is_standby:
+    if supervisor.role == "standby":
         warm_up()
         supervisor.tell("warm")
     go = supervisor.go()
     return go.failures, go.strategy(own), partial(supervisor.tell_error, "failed")
+
+
+def settings() -> Mapping[str, str]:
+    """What a session of this process should have, where the user does not say otherwise."""
+    supervisor = link()
+    return SNAPSHOTS if supervisor is not None and supervisor.role != "alone" else {}

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from fencepost.supervise.link import DESCRIPTOR, STANDBY, Messages
+from fencepost.supervise.link import DESCRIPTOR, ROLE, Messages, Role
 from fencepost.supervise.strategies import Failures
 
 
@@ -23,12 +23,12 @@ class Process:
     Ctrl-C in a terminal does not reach them: the supervisor says in order what is to happen.
     """
 
-    def __init__(self, command: Sequence[str], *, standby: bool) -> None:
+    def __init__(self, command: Sequence[str], role: Role) -> None:
         self.socket, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "fencepost.supervise.child", *command],
-                env={**os.environ, DESCRIPTOR: str(theirs.fileno()), STANDBY: str(int(standby))},
+                env={**os.environ, DESCRIPTOR: str(theirs.fileno()), ROLE: role},
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,

@@ -103,7 +103,7 @@ class Supervisor:
     # --- processes
 
     def _spawn(self, *, standby: bool) -> Process:
-        process = Process(self._orders.command, standby=standby)
+        process = Process(self._orders.command, "standby" if standby else "first" if self._orders.standby else "alone")
         self._selector.register(process.socket, selectors.EVENT_READ, process)
         self._say(f"{'standby' if standby else 'driver'} {process.pid} started")
         self._note(Kind.SPAWNED, process=process.pid, what="standby" if standby else "driver")

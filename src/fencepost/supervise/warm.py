@@ -26,9 +26,11 @@ log = logging.getLogger("fencepost")
 
 MOST = 1000
 """Records of an epoch."""
-PATIENCE_S = 8.0
+EPOCHS = 12
+"""The first are slow, the later ones make the compiler see what is hot."""
+PATIENCE_S = 10.0
 """An idle source has no epochs."""
-LINES = ("one two", "two three")
+LINES = ("one two", "two three") * (EPOCHS // 2)
 """One file, hence one epoch, each: the second finds the state of the first."""
 
 
@@ -65,6 +67,6 @@ def _count(job: Job, source: Source, place: Path) -> None:
     throw_away.on_complete(done.append)
     throw_away.start()
     until = time.monotonic() + PATIENCE_S
-    while len(done) < len(LINES) and time.monotonic() < until:
+    while len(done) < EPOCHS and time.monotonic() < until:
         time.sleep(0.05)
     throw_away.stop()
