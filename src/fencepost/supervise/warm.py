@@ -1,20 +1,18 @@
 """Warms up a standby: small jobs are run from end to end, so that classes are loaded and compiled.
 
-Reads a few of the newest records of the job's sources; writes only in a folder for temporary files, which it removes.
+Reads a few of the newest records of the job's sources; writes only in a folder that goes with its process.
 The job's own plan is not run: what a user's function does to others, it would do without need.
 """
 
 from __future__ import annotations
 
 import logging
-import tempfile
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from fencepost import volatile
 from fencepost.errors import FencepostError
 from fencepost.files import Files
-from fencepost.observe.events import Event
 from fencepost.sinks.sqlite import SQLite
 from fencepost.sources.contract import Source
 from fencepost.spark import branches
@@ -24,12 +22,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fencepost")
 
-MOST = 1000
-"""Records of an epoch."""
 EPOCHS = 12
 """The first are slow, the later ones make the compiler see what is hot."""
-PATIENCE_S = 10.0
-"""An idle source has no epochs."""
 LINES = ("one two", "two three") * (EPOCHS // 2)
 """One file, hence one epoch, each: the second finds the state of the first."""
 
@@ -44,29 +38,29 @@ def up(job: Job) -> None:
             log.info("standby of job %s: %s", job.name, error)  # the driver's to say
         finally:
             session.close()
-    with tempfile.TemporaryDirectory(prefix="fencepost-warm-", ignore_cleanup_errors=True) as folder:
-        (Path(folder) / "lines").mkdir()
-        for number, line in enumerate(LINES):
-            (Path(folder) / "lines" / f"{number}.txt").write_text(line + "\n")
-        lines = Files(f"{folder}/lines", format="text", max_files_per_epoch=1)
-        for number, source in enumerate([lines, *filter(None, map(_newest_of, job.sources))]):
-            _count(job, source, Path(folder) / str(number))
+    # Gone with the process, not before: Spark's maintenance writes to it even when the query is over.
+    folder = Path(volatile.folder("warm-up"))
+    (folder / "lines").mkdir(parents=True)
+    for number, line in enumerate(LINES):
+        (folder / "lines" / f"{number}.txt").write_text(line + "\n")
+    lines = Files(str(folder / "lines"), format="text", max_files_per_epoch=1)
+    for number, source in enumerate([lines, *filter(None, map(_newest_of, job.sources))]):
+        _count(job, source, folder / str(number))
 
 
 def _newest_of(source: Source) -> Source | None:
-    newest = getattr(source, "newest", None)
-    return None if newest is None else cast("Source", newest(MOST))
+    """A few of its newest records, if it has a way to them."""
+    try:
+        return cast("Source | None", source.newest(EPOCHS)) if hasattr(source, "newest") else None
+    except Exception as error:  # noqa: BLE001 - a client's own; a standby that is less warm is a standby all the same
+        log.info("standby: the newest records cannot be read: %s", type(error).__name__)
+        return None
 
 
 def _count(job: Job, source: Source, place: Path) -> None:
-    """Count words of a source into a database that is thrown away: two epochs, if there are so many in time."""
+    """Count words of a source into a database that is thrown away."""
     throw_away = type(job)(f"warm-up of {job.name}", checkpoint=place, spark=job.spark, bridge=job.bridge)
     words = throw_away.read(source).selectExpr("explode(split(CAST(value AS STRING), ' ')) AS word")
     throw_away.write(words.groupBy("word").count(), SQLite(f"{place}.db", table="counts", key="word"))
-    done: list[Event] = []
-    throw_away.on_complete(done.append)
-    throw_away.start()
-    until = time.monotonic() + PATIENCE_S
-    while len(done) < EPOCHS and time.monotonic() < until:
-        time.sleep(0.05)
-    throw_away.stop()
+    throw_away.start(until="available").awaitTermination()
+    throw_away.stop()  # lets go of its sinks
