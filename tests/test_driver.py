@@ -6,14 +6,21 @@ import json
 import sqlite3
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from fencepost import faults
+from fencepost.driver import Driver, Plan, Stopping
 from fencepost.errors import Retryable
+from fencepost.files import Files
+from fencepost.guarantee import Guarantee
 from fencepost.ledger import LocalStore
-from fencepost.prove.stand_in import StandIn
+from fencepost.observe.events import Kind
+from fencepost.observe.observer import Observer
+from fencepost.prove.stand_in import SCHEMA, StandIn
 from fencepost.sinks.sqlite import SQLite
 from fencepost.sinks.wal import WriteAheadLog
+from fencepost.supervise.reasons import Tolerance
 
 
 def kinds(folder: Path) -> list[str]:
@@ -112,3 +119,45 @@ def sums(database: Path) -> list[int]:
         return [row[0] for row in connection.execute('SELECT "sum" FROM sums ORDER BY "sum"')]
     finally:
         connection.close()
+
+
+def test_what_a_borne_failure_left_is_undone_at_once(tmp_path: Path) -> None:
+    """Recovery, which would do it, does not come: the driver lives on."""
+    sink = Files(tmp_path / "out", format="parquet", name="sums")
+    faults.arm({faults.ARM: "vote.after=fail@2"})
+    try:
+        StandIn(tmp_path / "ck", (1, 3, 5), 1, {sink.name: sink}, bears=1).run()
+    finally:
+        faults.arm({})
+    assert [] == list((tmp_path / "out").rglob("staged/*"))
+    assert 3 == len(list((tmp_path / "out").glob("*.parquet")))
+
+
+def test_a_stop_while_an_epoch_is_tried_again_is_no_failure(tmp_path: Path) -> None:
+    sink = SQLite(tmp_path / "out.db", table="sums")
+    observer = Observer("stand-in")
+    faults.arm({faults.ARM: "vote.before=fail@1"})
+    drivers: list[Driver] = []
+    plan = Plan(
+        job="stand-in",
+        store=LocalStore(tmp_path / "ck"),
+        sinks={sink.name: sink},
+        schemas={sink.name: SCHEMA},
+        modes={sink.name: "append"},
+        guarantee=Guarantee.EXACTLY_ONCE,
+        observer=observer,
+        tolerance=Tolerance(9),
+    )
+    drivers.append(Driver(plan))
+    observer.call(lambda event: drivers[0].ending.set(), Kind.TRIED_AGAIN)
+    try:
+        drivers[0].recover()
+        LocalStore(tmp_path / "ck").create("offsets/0", b'v1\n{}\n{"position":1}')
+        rows = drivers[0].stage(0, pa.table({"id": [1], "value": [1], "sum": [1]}, SCHEMA))
+        with pytest.raises(Stopping):
+            drivers[0].run_epoch(0, rows, lambda: "")
+    finally:
+        faults.arm({})
+    drivers[0].close()
+    assert drivers[0].failure is None
+    assert drivers[0].turned_away

@@ -43,6 +43,8 @@ class Settings:
     deletes: bool = False
     """Will the checkpoint be deleted when the job is cancelled?"""
     tolerance: Tolerance = field(default_factory=Tolerance)
+    is_known: bool = True
+    """Is it found by its name? A throw-away job is not."""
 
 
 _looking = False

@@ -38,7 +38,7 @@ class Checkpoint:
         interval: The shortest time from one epoch's begin to the next one's ('10 seconds'); by default as data comes.
         timeout: An epoch that is not decided so long after its barrier is dropped and runs again; by default never.
         min_pause: The least time between an epoch's end and the next one's begin.
-        tolerable_failures: So many failed epochs in a row `job.run()` bears by starting the query again.
+        tolerable_failures: So many failed epochs in a row are borne: the same query tries again from the staged rows.
         retained: So many epochs are kept, at least 2; by default 100, or more if the session says so.
         retain: 'on_cancellation' keeps the folder for ever; with 'delete_on_cancellation' `job.cancel()` deletes it.
 

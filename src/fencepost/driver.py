@@ -221,6 +221,10 @@ class Driver:
             self._performer.rollback(undecided=undecided)
             failure = self.fenced() or self._explain(error, epoch)
             if undecided and isinstance(error, Exception) and self._bears(failure):
+                self._performer.undo()
+                if self.ending.wait(min(0.1 * 2**self._plan.tolerance.failures, 10)):
+                    self.turned_away = True
+                    raise Stopping from None
                 return False
             self._closed = True
             self.failure = failure
@@ -236,7 +240,7 @@ class Driver:
         if not plan.tolerance.bears(failure):
             return False
         self._note(Kind.TRIED_AGAIN, failure, attempt=plan.tolerance.failures)
-        return not self.ending.wait(min(0.1 * 2**plan.tolerance.failures, 10))
+        return True
 
     def expire(self) -> bool:
         """Drop the epoch whose tasks take too long; True if there was one.

@@ -22,6 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 __all__ = [
+    "LATER",
     "UNCHANGED",
     "BadConfig",
     "CheckpointRefused",
@@ -40,6 +41,8 @@ __all__ = [
 ]
 
 
+LATER = "Safe: what is decided is finished at the next start; what is not decided is not visible, and runs again."
+"""Of a job that ended in the middle of something."""
 UNCHANGED = "Safe: nothing was changed."
 """Of a command or a look that refuses before it does anything."""
 
@@ -144,7 +147,7 @@ class OperatorNeeded(FencepostError):
 class GaveUp(FencepostError):
     """The restart strategy's budget is spent; the last failure is the cause."""
 
-    safe = "Safe: what is decided is finished at the next start; what is not decided is not visible, and runs again."
+    safe = LATER
 
 
 class Retryable(FencepostError):

@@ -6,12 +6,8 @@ import re
 from typing import Any
 
 from fencepost.driver import unusable
-from fencepost.errors import EpochFailed, FencepostError, Where
+from fencepost.errors import LATER, EpochFailed, FencepostError, Where
 from fencepost.spark import keyed, named, session, topics
-
-WHATEVER_IS_DECIDED = (
-    "Safe: what is decided is finished at the next start; what is not decided is not visible, and runs again."
-)
 
 
 def names_of(error: Any) -> str:
@@ -41,7 +37,7 @@ def jvm_lost(job: str) -> EpochFailed:
         "jvm_lost",
         "Spark's JVM died (killed, out of memory, or crashed).",
         where=Where(job=job),
-        safe=WHATEVER_IS_DECIDED,
+        safe=LATER,
         next="Look for the reason (dmesg, hs_err files, memory limits), then start the job in a new process.",
     )
 
@@ -58,6 +54,6 @@ def from_spark(error: Any, job: str) -> FencepostError:
         "spark_failed",
         f"Spark ended the query: {first}.",
         where=Where(job=job),
-        safe=WHATEVER_IS_DECIDED,
+        safe=LATER,
         next="Mend the cause (Spark's own error is above), then start the job again.",
     )

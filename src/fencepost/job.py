@@ -6,10 +6,10 @@ Never runs a query without recovery before it, and never lets two branches of a 
 from __future__ import annotations
 
 import html
-import logging
 import os
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
@@ -38,8 +38,6 @@ from fencepost.supervise.strategies import Strategy, one_strategy
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import StreamingQuery
-
-log = logging.getLogger("fencepost")
 
 
 class Job(BadRecords):
@@ -104,6 +102,8 @@ class Job(BadRecords):
         self.bridge = bridge
         self._adopt = adopt
         self._sinks_changed = sinks_changed
+        self.is_known = True
+        """Is it noted where the command line looks for jobs?"""
         self.sources: list[Source] = []
         """What was read, other than DataFrames."""
         self._restart = one_strategy(restart, name)
@@ -214,6 +214,11 @@ class Job(BadRecords):
         """Where the branches go."""
         return {name: self._branches[name][1] for name in sorted(self._branches)}
 
+    @property
+    def mode(self) -> str:
+        """The output mode of all branches."""
+        return self._mode or ("update" if any(map(inspect.needs_update, self.frames.values())) else "append")
+
     def links(self) -> list[Link]:
         """Every link of the chain with the best guarantee it allows."""
         found = [
@@ -264,6 +269,9 @@ class Job(BadRecords):
             raise BadConfig(
                 "already_running", "The job runs already.", where=Where(job=self.name), next="Call job.stop() first."
             )
+        if self._run is not None:
+            with suppress(FencepostError):  # whoever waited for it was told
+                self._run.end()
         frames, chosen = self.frames, self._settings(tolerance)
         writer = branches.union(self._written_in_tasks(frames)).writeStream.outputMode(chosen.mode)
         writer = writer.queryName(self.name)
@@ -272,18 +280,18 @@ class Job(BadRecords):
         return self._run
 
     def _settings(self, tolerance: Tolerance) -> Settings:
-        aggregates = any(map(inspect.needs_update, self.frames.values()))
         return Settings(
             job=self.name,
             checkpoint=self._checkpoint.place,
             guarantee=self._guarantee,
-            mode=self._mode or ("update" if aggregates else "append"),
+            mode=self.mode,
             bridge=self.bridge,
             adopt=self._adopt,
             sinks_changed=self._sinks_changed,
             state=self._state,
             observer=self._observer,
             tolerance=tolerance,
+            is_known=self.is_known,
             **self._checkpoint.for_a_run,
         )
 
@@ -315,7 +323,7 @@ class Job(BadRecords):
         check_may_start(self.name)
         self._stop.clear()
         tolerance = Tolerance(self._checkpoint.tolerable_failures)
-        failures, strategy, tell = link.when_told_to(self.name, self._checkpoint.place, self._restart, self._warm_up)
+        failures, strategy, tell = link.when_told_to(self.name, self.checkpoint, self._restart, partial(warm.up, self))
         with stopping_on_signals(self._stop):
             Keeper(
                 partial(self._start, until, tolerance),
@@ -328,10 +336,6 @@ class Job(BadRecords):
                 tell=tell,
                 wish=partial(requests.find_between, self._checkpoint.place),
             ).run()
-
-    def _warm_up(self) -> None:
-        """Of a standby: Spark is up and has run a query once, so that taking over costs no such time."""
-        warm.up(self)
 
     def on_complete(self, callback: Callback) -> Callback:
         """Call a function after every epoch, when its rows are visible and will stay: `@job.on_complete`.
@@ -356,7 +360,9 @@ class Job(BadRecords):
     def stop(self) -> None:
         """End the query; an epoch that is being written is finished first, one whose tasks still run is dropped."""
         self._stop.set()
-        if self._run is not None:
+        if self._run is not None and self._observer.is_telling:
+            self._run.ask("stop")
+        elif self._run is not None:
             self._run.stop()
 
     def cancel(self) -> None:
@@ -364,7 +370,10 @@ class Job(BadRecords):
 
         With `retain="delete_on_cancellation"` the checkpoint is then deleted, if nothing needs it any more.
         """
-        if self._run is not None:
+        self._stop.set()
+        if self._run is not None and self._observer.is_telling:
+            self._run.ask("cancel")
+        elif self._run is not None:
             self._run.cancel()
             if self._checkpoint.deletes:
                 delete(self._checkpoint.place, self.name, self._run.seal())

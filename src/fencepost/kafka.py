@@ -105,7 +105,7 @@ class Kafka(Sink):
 
     def newest(self, epochs: int) -> Kafka | None:
         """As a source: a few records before its end, for so many epochs. For the warm-up of a standby."""
-        from fencepost.sources.newest import positions  # noqa: PLC0415 - the client is an extra that a source can do without
+        from fencepost.sources.newest import positions  # noqa: PLC0415 - its client is an extra
 
         if self.topic is None or isinstance(self.topic, re.Pattern):
             return None

@@ -9,6 +9,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -56,6 +57,8 @@ class Performer:
     """Told of the steps that people want to know."""
     _owner: Owner | None = None
     _noted: bool = False
+    _made: list[Handle] = field(default_factory=list)
+    """The units of the last pre-commit."""
 
     def run(self, step: e.Step[T]) -> T:
         """Drive a piece of protocol to its end, with a crash point before and after every effect."""
@@ -87,6 +90,12 @@ class Performer:
         """An epoch failed: sinks let go of what they hold."""
         for session in self.sessions.values():
             session.rollback(undecided=undecided)
+
+    def undo(self) -> None:
+        """The failed epoch is tried again, not recovered: undo its units here, or they stay as long as the driver."""
+        for handle in self._made:
+            with suppress(Exception):  # what cannot be undone now is an orphan for the next start
+                self.sessions[handle.sink].abort(handle)
 
     def close(self) -> None:
         """Let go of the sinks."""
@@ -131,24 +140,24 @@ class Performer:
 
     def _pre_commit(self, effect: e.PreCommit) -> tuple[Handle, ...]:
         kept = self.running.kept
-        handles = [
-            session.handles(effect.epoch, self.owner.staging.rows(kept, name))
-            for name, session in self.sessions.items()
-            if kept or session.empties
-        ]
-        return tuple(handle for mine in handles for handle in mine)
+        self._made = []
+        for name, session in self.sessions.items():
+            if kept or session.empties:
+                self._made += session.handles(effect.epoch, self.owner.staging.rows(kept, name))
+        return tuple(self._made)
 
     def _take_snapshot(self, effect: e.TakeSnapshot) -> e.Snapshot:
         text = self.running.snapshot()
         # All of it at first and now and then: retention takes the decisions that have the sums.
         whole = not self._noted or effect.epoch % self.noted_every == 0
-        self._noted = True
         names = [
             *self.log.source_files(None if whole else effect.before, effect.offsets),
             *self.log.unsigned_files(effect.epoch, text, whole=whole),
             *(self.log.schema_files() if whole else ()),
         ]
-        return e.Snapshot(text, self.log.sums(names))
+        sums = self.log.sums(names)
+        self._noted = True
+        return e.Snapshot(text, sums)
 
     def _again(self, effect: e.Again) -> tuple[Handle, ...]:
         session = self.sessions[effect.sink]

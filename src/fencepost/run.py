@@ -56,7 +56,8 @@ class Run:
         """Recover, then start the query; after a rewind, once for each epoch that has to keep its old range."""
         observer = chosen.observer
         observer.write_to(chosen.checkpoint)
-        registry.note(chosen.job, chosen.checkpoint, getattr(sys.modules.get("__main__"), "__file__", None))
+        if chosen.is_known:
+            registry.note(chosen.job, chosen.checkpoint, getattr(sys.modules.get("__main__"), "__file__", None))
         try:
             while True:
                 run = cls._launch(spark, writer, frames, sinks, chosen)
@@ -191,6 +192,10 @@ class Run:
         ending.start()
         ending.join(ABORT_S)
 
+    def ask(self, wish: requests.Wish) -> None:
+        """As somebody from outside would: for a callback, which is called by what it would wait for."""
+        requests.leave(self._driver.checkpoint, wish, self._driver.book.writer)
+
     def wish(self) -> requests.Wish | None:
         """What somebody asks of this driver from outside."""
         return requests.find(self._driver.checkpoint, self._driver.book.writer)
@@ -226,12 +231,12 @@ class Run:
                 try:
                     self._end()
                     self._observer.note(Kind.STOPPED)
-                except FencepostError as error:
+                    requests.take_back(self._driver.checkpoint, self._driver.book.writer)
+                except FencepostError as error:  # a wish stays, for whoever would start it again
                     self._observer.note_failure(error)
                     raise
                 finally:
-                    PULSE.remove(self._driver.checkpoint)
-                    requests.take_back(self._driver.checkpoint, self._driver.book.writer)
+                    PULSE.remove(self._driver.checkpoint, self.beat)
 
     def _end(self) -> None:
         failed = None if self._jvm_is_gone else self.query.exception()

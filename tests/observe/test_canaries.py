@@ -73,7 +73,6 @@ def in_logs(records: Iterable[logging.LogRecord]) -> dict[str, str]:
     return {
         f"log {number} of {record.name}": plain.format(record) + lines.format(record)
         for number, record in enumerate(records)
-        if not record.name.startswith("py4j")
     }
 
 

@@ -57,6 +57,12 @@ match act:
     case "deaf":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         time.sleep(60)
+    case "fork":  # a child of its own holds the line to the supervisor
+        if os.fork() == 0:
+            os.setsid()
+            time.sleep(5)
+            os._exit(0)
+        os.kill(os.getpid(), signal.SIGKILL)
     case "exit":
         sys.exit(7)
     case "end":

@@ -126,6 +126,20 @@ def test_no_strategy_retries_what_is_final(kind: type[FencepostError]) -> None:
     assert 1 == place.starts
 
 
+def test_a_start_that_finds_no_jvm_is_not_repeated_in_this_process() -> None:
+    place = Place(Query(ended()), EpochFailed("jvm_lost", "Gone.", next="Anew."), strategy=AT_ONCE)
+    with pytest.raises(EpochFailed, match="jvm_lost"):
+        place.keeper.run()
+    assert 2 == place.starts
+
+
+def test_where_no_restart_is_wanted_nobody_counts_the_failure_twice() -> None:
+    place = Place(Query(ended()), strategy=fp.NoRestart())
+    with pytest.raises(EpochFailed):
+        place.keeper.run()
+    assert [] == place.told, "the supervisor counts the end of the process"
+
+
 def test_without_a_jvm_only_a_new_process_helps() -> None:
     place = Place(Query(EpochFailed("jvm_lost", "Gone.", next="Anew."), can_go_on=False), strategy=AT_ONCE)
     with pytest.raises(EpochFailed):

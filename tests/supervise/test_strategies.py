@@ -46,8 +46,8 @@ def test_an_exponential_delay_never_ends_and_keeps_no_endless_list() -> None:
     for now in range(5000):
         failures = fp.ExponentialDelay().remember(failures, now)
     assert len(failures) <= 1000
-    wait = fp.ExponentialDelay(jitter=0).wait(failures)
-    assert 60 == wait
+    assert 60 == fp.ExponentialDelay(jitter=0).wait(failures)
+    assert 60 == fp.ExponentialDelay(multiplier=10, jitter=0).wait(failures), "a power of ten would overflow"
 
 
 def test_jitter_spreads_the_waits_but_never_beyond_the_maximum() -> None:

@@ -124,6 +124,25 @@ def test_a_driver_without_a_pulse_is_killed_and_started_again(place: Place) -> N
     assert "had no pulse for 3 s, and was killed" in err
 
 
+def test_a_driver_that_forked_and_died_is_noticed_though_its_line_is_held(place: Place) -> None:
+    began = time.monotonic()
+    assert 0 == place.run("fork end")[0]
+    assert time.monotonic() - began < 5 + PATIENCE_S / 2
+
+
+def test_a_supervisor_that_slept_does_not_take_its_driver_for_hung(place: Place) -> None:
+    place.start("serve", "--heartbeat", "2s")
+    place.until(lambda: place.said)
+    place.signal(signal.SIGSTOP)
+    time.sleep(3)
+    place.signal(signal.SIGCONT)
+    time.sleep(0.5)
+    place.signal(signal.SIGTERM)
+    code, err = place.ended()
+    assert 0 == code
+    assert "no pulse" not in err
+
+
 def test_sigterm_lets_the_driver_stop_and_ends_with_code_0(place: Place) -> None:
     place.start("serve")
     place.until(lambda: place.said)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
-from importlib.util import find_spec
 from typing import NamedTuple
 
 import click
@@ -48,12 +47,12 @@ class Verbs(click.Group):
     """A group whose commands are looked up by name."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Those that are there."""
-        return [name for name, verb in VERBS.items() if find_spec(f"fencepost.cli.{verb.module}")]
+        """All of them."""
+        return list(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import one."""
-        if cmd_name not in self.list_commands(ctx):
+        if cmd_name not in VERBS:
             return None
         command = getattr(import_module(f"fencepost.cli.{VERBS[cmd_name].module}"), cmd_name)
         assert isinstance(command, click.Command)

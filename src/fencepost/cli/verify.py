@@ -16,6 +16,7 @@ from fencepost.checkpoints.verified import Row, Verified, span
 from fencepost.checkpoints.verify import verify as compare
 from fencepost.cli.exits import Exit
 from fencepost.cli.find import find
+from fencepost.cli.quiet import quiet
 from fencepost.observe import registry
 
 if TYPE_CHECKING:
@@ -42,18 +43,19 @@ ENDS = {
 }
 
 
-@click.command()
+@click.command(context_settings={"ignore_unknown_options": True})
 @click.argument("job", metavar="FILE|NAME|CHECKPOINT")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.option("--epochs", type=click.IntRange(min=1), help="Only so many of the newest; by default all that are kept.")
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
-def verify(job: str, epochs: int | None, as_json: bool) -> None:
+def verify(job: str, arguments: tuple[str, ...], epochs: int | None, as_json: bool) -> None:
     """Compare ledger, Spark's log and sinks, epoch by epoch; with the job running, stopped or dead.
 
-    With its FILE the sinks of the job are asked too: for that the file is run, and Spark is started. Nothing is
-    changed, nothing locked, no driver fenced. Exit code 0: all agree; 1: something differs; 2: it could not be done;
-    3: something is in doubt, or a start of the job has to finish it.
+    With its FILE the sinks of the job are asked too: for that the file is run with ARGUMENTS, and Spark is started.
+    Nothing is changed, nothing locked, no driver fenced. Exit code 0: all agree; 1: something differs; 2: it could not
+    be done; 3: something is in doubt, or a start of the job has to finish it.
     """
-    found = [compare(place, sinks, epochs) for place, sinks in _places(job)]
+    found = [compare(place, sinks, epochs) for place, sinks in _places(job, arguments)]
     worst = max((one.verdict for one in found), key=[*EXITS].index)
     if as_json:
         click.echo(json.dumps({"verdict": worst, "jobs": [_plain(one) for one in found]}, indent=1, ensure_ascii=False))
@@ -63,13 +65,14 @@ def verify(job: str, epochs: int | None, as_json: bool) -> None:
     sys.exit(EXITS[worst])
 
 
-def _places(text: str) -> list[tuple[Path, Mapping[str, Sink] | None]]:
+def _places(text: str, arguments: tuple[str, ...]) -> list[tuple[Path, Mapping[str, Sink] | None]]:
     """Checkpoints, with the sinks to ask. A file that is only remembered is not run for a name's sake: `_hints`."""
     if not Path(text).is_file():
         return [(find(text), None)]
     from fencepost.cli.check import jobs_of  # noqa: PLC0415 - Spark is wanted by nothing else here
 
-    return [(Path(job.checkpoint), job.sinks) for job in jobs_of(Path(text))]
+    with quiet():
+        return [(Path(job.checkpoint), job.sinks) for job in jobs_of(Path(text), arguments)]
 
 
 def _print(found: Verified) -> None:

@@ -35,7 +35,9 @@ class Journal:
 
     def note(self, event: Event) -> None:
         """Append one event. The file is opened anew each time: another process may have set it aside."""
-        line = json.dumps(event.plain, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+        line = (
+            json.dumps(event.plain, ensure_ascii=False, separators=(",", ":")).encode(errors="backslashreplace") + b"\n"
+        )
         try:
             while not self._append(line):
                 pass

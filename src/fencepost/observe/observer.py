@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -32,6 +33,7 @@ class Observer:
         self._callbacks: list[tuple[frozenset[Kind], Callback]] = []
         self._writer: int | None = None
         self._failed: FencepostError | None = None
+        self._here = threading.local()
 
     def call(self, callback: Callback, *kinds: Kind) -> None:
         """Call a function of the user's for events of these kinds."""
@@ -48,8 +50,6 @@ class Observer:
             told = {"code": error.code, "what": error.what, "safe": error.safe, "next": error.next}
             told["reason"] = Reason.of(error).word
             facts = {**told, "epoch": error.where.epoch, "sink": error.where.sink, **facts}
-        if facts.get("seconds") is not None:
-            facts["seconds"] = round(facts["seconds"], 6)
         if (took := facts.get("seconds")) is not None:
             facts["seconds"] = round(took, 6)
         event = Event(kind=kind, job=self._job, at=now(), pid=os.getpid(), **{"writer": self._writer, **facts})
@@ -69,9 +69,17 @@ class Observer:
             self.note(Kind.FENCED if isinstance(error, Fenced) else Kind.FAILED, error)
 
     def _tell(self, callback: Callback, event: Event) -> None:
+        self._here.telling = True
         try:
             callback(event)
         except Exception as error:  # noqa: BLE001 - the user's own; it must change nothing
             name = getattr(callback, "__qualname__", type(callback).__name__)
             # By type only: a message may quote a row.
             self.note(Kind.CALLBACK_FAILED, epoch=event.epoch, what=f"{name} raised {type(error).__name__}")
+        finally:
+            self._here.telling = False
+
+    @property
+    def is_telling(self) -> bool:
+        """Is this thread in a callback? It is then the one that an end would have to wait for."""
+        return getattr(self._here, "telling", False)

@@ -101,12 +101,13 @@ class Pulse:
             _write(path, living())
         self.begin()
 
-    def remove(self, checkpoint: str) -> None:
-        """It ended in order."""
+    def remove(self, checkpoint: str, living: Living | None = None) -> None:
+        """It ended in order; another one of this process may have begun."""
         path = _folder(checkpoint) / f"{socket.gethostname()}-{os.getpid()}.json"
         with self._change, contextlib.suppress(OSError):
-            self._living.pop(path, None)
-            path.unlink(missing_ok=True)
+            if living is None or self._living.get(path) == living:
+                self._living.pop(path, None)
+                path.unlink(missing_ok=True)
 
     def _run(self) -> None:
         while True:
@@ -118,10 +119,10 @@ class Pulse:
         _ask_engine()
         with self._change:
             beats = {path: living() for path, living in self._living.items()}
-            for path, beat in beats.items():
-                _write(path, beat)
             if self._ear is not None and None not in beats.values():
                 self._ear()
+            for path, beat in beats.items():
+                _write(path, beat)
 
 
 PULSE = Pulse()

@@ -38,10 +38,10 @@ def find(checkpoint: str | os.PathLike[str], writer: int) -> Wish | None:
 
 def find_between(checkpoint: str | os.PathLike[str]) -> Wish | None:
     """While no driver runs and another is to come: what the last one was asked."""
-    if not _path(checkpoint).exists():
-        return None
-    last = newest_writer(checkpoint)
-    return None if last is None else find(checkpoint, last)
+    with contextlib.suppress(OSError):
+        last = newest_writer(checkpoint) if _path(checkpoint).exists() else None
+        return None if last is None else find(checkpoint, last)
+    return None
 
 
 def take_back(checkpoint: str | os.PathLike[str], writer: int) -> None:

@@ -142,6 +142,9 @@ class TableSession(SqlSession):
     def fits(self, schema: pa.Schema) -> list[str] | None:
         """Everything in which the table does not fit the rows, in words; None if there is no table."""
 
+    only_looking = False
+    """Is this a rehearsal? Then no trial may leave a trace, not even for a moment."""
+
     @abstractmethod
     def try_out(self, schema: pa.Schema) -> None:
         """Let the database itself plan the statement that writes: it knows indexes, views and rights better."""
@@ -193,6 +196,7 @@ class TableSession(SqlSession):
             seen = self.database.peek(self.job, self.sink, table)
             self._look()
             self.check_server()
+            self.only_looking = True
             if is_there := self.fits(schema) is not None:
                 self._fit(schema)
             else:
@@ -201,6 +205,7 @@ class TableSession(SqlSession):
         except (Silent, RowsRefused) as error:
             raise self._unusable(error) from None
         finally:
+            self.only_looking = False
             self._let_go()
         identity = f"{seen.identity}:{table}" if seen.identity else ""
         ours = () if identity else (f"tables {EPOCH_TABLE} and {TARGET_TABLE}",)

@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import json
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from fencepost.driver import Driver
+from fencepost.errors import FencepostError
 from fencepost.protocol.records import Kept
 
 
@@ -54,6 +57,19 @@ class JvmBridge:
         self._spark._jvm.fencepost.EpochSink.unregister(self._token)
 
 
+class EpochEnded(Exception):
+    """What the engine is told; the driver keeps the error with all that led to it."""
+
+
+@contextmanager
+def _saying_little() -> Iterator[None]:
+    """py4j logs whatever is raised here, with its causes: those are a client's, and quote rows and secrets."""
+    try:
+        yield
+    except FencepostError as error:
+        raise EpochEnded(str(error)) from None
+
+
 class _Epochs:
     """The Python side of `fencepost.Epochs`."""
 
@@ -65,7 +81,8 @@ class _Epochs:
         told = json.loads(text)
         writer = self._driver.book.writer
         kept = tuple(Kept(f"{writer}/{file['file']}", file["rows"], file["sum"]) for file in told["files"])
-        self._driver.run_epoch(epoch, kept, lambda: str(told["snapshot"]))
+        with _saying_little():
+            self._driver.run_epoch(epoch, kept, lambda: str(told["snapshot"]))
         return ""
 
     class Java:
@@ -87,8 +104,9 @@ class ForeachBatchBridge:
         spark = self._spark
 
         def body(frame: Any, epoch: int) -> None:
-            kept = driver.stage(epoch, frame.toArrow())
-            driver.run_epoch(epoch, kept, lambda: snapshot_text(spark, driver.lineage))
+            table = frame.toArrow()
+            with _saying_little():
+                driver.run_epoch(epoch, driver.stage(epoch, table), lambda: snapshot_text(spark, driver.lineage))
 
         return writer.foreachBatch(body).start()
 

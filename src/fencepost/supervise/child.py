@@ -9,7 +9,6 @@ import os
 import runpy
 import sys
 import traceback
-from functools import partial
 from pathlib import Path
 
 from fencepost.cli.exits import code_of
@@ -25,7 +24,7 @@ def main(arguments: list[str]) -> int:
     assert supervisor is not None, "only a supervisor starts this"
     logs.follow_environment()
     PULSE.supervisor = os.getppid()
-    PULSE.begin(partial(supervisor.tell, "beat"))
+    PULSE.begin(supervisor.beat)
     sys.argv = arguments
     sys.path[0] = str(Path(arguments[0]).absolute().parent)
     try:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from fencepost.errors import FencepostError, GaveUp
 from fencepost.observe.events import Kind
@@ -103,19 +103,21 @@ class Keeper:
 
     def _wait_or_raise(self, error: FencepostError, *, can_go_on: bool) -> None:
         """The query failed: return when it is time to start it again."""
-        policy = Reason.of(error).policy
-        if policy is Policy.FINAL or self._stop.is_set() or not can_go_on:
+        reason = Reason.of(error)
+        policy = reason.policy
+        if policy is Policy.FINAL or self._stop.is_set() or not can_go_on or reason is Reason.ENGINE_LOST:
             raise error
         if self._tolerance.bears(error):
             self._observer.note(Kind.RESTARTED, error, attempt=self._tolerance.failures, seconds=0.0)
             return
+        if isinstance(self._strategy, NoRestart):
+            raise error
         self._failures = self._strategy.remember(self._failures, time.time())
         self._tell(error)
         wait = self._strategy.wait(self._failures)
-        if wait is None and isinstance(self._strategy, NoRestart):
-            raise error
         if wait is None:
-            gave_up = spent(error, self._strategy, self._failures)
+            told = {"where": error.where, "safe": error.safe, "next": error.next}
+            gave_up = spent(f"[{error.code}] {error.what}", self._strategy, len(self._failures), **told)
             self._observer.note(Kind.GAVE_UP, gave_up)
             raise gave_up from error
         self._observer.note(Kind.RESTARTED, error, attempt=len(self._failures), seconds=wait)
@@ -134,12 +136,7 @@ class Keeper:
         self._observer.note(Kind.STOPPED)
 
 
-def spent(error: FencepostError, strategy: Strategy, failures: Failures) -> GaveUp:
+def spent(last: str, strategy: Strategy, failures: int, **told: Any) -> GaveUp:
     """No more restarts: what failed, how often, and is the data safe."""
-    return GaveUp(
-        "restarts_spent",
-        f"{len(failures)} failures, and {strategy.word} allows no more restarts. The last: [{error.code}] {error.what}",
-        where=error.where,
-        safe=error.safe,
-        next=error.next,
-    )
+    what = f"{failures} failures, and {strategy.word} allows no more restarts. The last: {last}"
+    return GaveUp("restarts_spent", what, **told)

@@ -13,6 +13,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, Final, Literal, cast
@@ -44,6 +45,9 @@ class Go:
         return parse(self.restart) if self.restart else own or ExponentialDelay()
 
 
+BEAT: Final = b'{"what":"beat"}\n'
+
+
 class Link:
     """The driver's end."""
 
@@ -61,6 +65,11 @@ class Link:
                 self._socket.sendall(json.dumps({"what": what, **facts}).encode() + b"\n")
             except OSError:
                 return
+
+    def beat(self) -> None:
+        """Say that we live; a supervisor that sleeps must not hold us up."""
+        with self._one_writes, suppress(OSError):
+            self._socket.send(BEAT, socket.MSG_DONTWAIT)
 
     def tell_error(self, what: str, error: FencepostError) -> None:
         """Say that something failed, in the error's own four lines."""

@@ -59,7 +59,9 @@ class Process:
     def hear(self) -> list[dict[str, Any]] | None:
         """The failures that it told; None if it will say no more. What else it said is noted here."""
         try:
-            data = self.socket.recv(65536)
+            data = self.socket.recv(65536, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return []  # dead, and a child of its own holds the line
         except OSError:
             data = b""
         if not data:

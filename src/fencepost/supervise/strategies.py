@@ -156,7 +156,9 @@ class ExponentialDelay(Strategy):
     def wait(self, failures: Failures) -> float | None:
         """Longer each time, up to the maximum."""
         longest = seconds(self.maximum) or 0
-        base = min((seconds(self.initial) or 0) * float(self.multiplier) ** min(len(failures) - 1, MOST_WAITS), longest)
+        base = seconds(self.initial) or 0.0
+        for _ in failures[1:]:  # not by a power: that one overflows
+            base = min(base * self.multiplier, longest)
         return min(base * random.uniform(1 - self.jitter, 1 + self.jitter), longest)  # noqa: S311 - spreads restarts
 
 

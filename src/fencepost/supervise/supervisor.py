@@ -18,20 +18,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from fencepost.errors import LATER, Where
 from fencepost.observe import requests
 from fencepost.observe.events import Event, Kind
 from fencepost.observe.journal import Journal
 from fencepost.observe.pulse import beats
+from fencepost.supervise.keeper import spent
 from fencepost.supervise.process import Process
 from fencepost.supervise.reasons import Policy, Reason
 from fencepost.supervise.strategies import ExponentialDelay, Failures, Strategy, parse
 from fencepost.times import now
 
 TICK_S: Final = 0.1
+ASKS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""Stop: from a service manager, from a person, from a terminal that was closed."""
 QUIET_S: Final = 2.0
 """So long, at least, a new driver has the machine to itself; then a standby is made."""
 IDLE_S: Final = 10.0
-SAFE: Final = "Safe: what is decided is finished at the next start; what is not decided is not visible, and runs again."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +60,7 @@ class Ending:
     code: str
     text: str
     exit: int
-    safe: str = SAFE
+    safe: str = LATER
     next: str = "Look for the cause above; then start the job again."
 
 
@@ -82,20 +85,26 @@ class Supervisor:
 
     def run(self) -> int:
         """Supervise to the end; the exit code."""
-        before = {number: signal.signal(number, self._asked) for number in (signal.SIGTERM, signal.SIGINT)}
+        before = {number: signal.signal(number, self._asked) for number in ASKS}
         try:
             while True:
-                driver = self._takes_over() or self._spawn(standby=False)
-                try:
-                    ending = self._watch(driver)
-                finally:
-                    self._end(driver)  # its JVM, too, before another driver needs the machine
+                ending = self._one_driver()
                 if (code := self._code_after(ending)) is not None:
                     return code
         finally:
             self._drop_standby()
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+    def _one_driver(self) -> Ending:
+        try:
+            driver = self._takes_over() or self._spawn(standby=False)
+        except OSError as error:
+            return Ending(Reason.DIED, "driver_died", f"No process can be started: {error.strerror}.", 1)
+        try:
+            return self._watch(driver)
+        finally:
+            self._end(driver)  # its JVM, too, before another driver needs the machine
 
     def _asked(self, number: int, _: Any) -> None:
         self._signals += 1
@@ -114,7 +123,10 @@ class Supervisor:
     def _takes_over(self) -> Process | None:
         """The standby, if it lives; it takes over now, and is as warm as it is."""
         process, self._standby = self._standby, None
-        if process is None or process.status is not None:
+        if process is None:
+            return None
+        if process.status is not None:
+            self._end(process)
             return None
         process.go(self._failures, self._orders.restart)
         self._say(f"standby {process.pid} takes over{'' if process.is_warm else ', though it is not warm yet'}")
@@ -146,7 +158,11 @@ class Supervisor:
             self._standby_from = time.monotonic() + self._orders.deadline_s
         wanted = self._orders.standby and not self._signals
         if wanted and self._standby is None and time.monotonic() > self._standby_from and self._is_settled(driver):
-            self._standby = self._spawn(standby=True)
+            try:
+                self._standby = self._spawn(standby=True)
+            except OSError as error:
+                self._say(f"no standby can be started: {error.strerror}")
+                self._standby_from = time.monotonic() + self._orders.deadline_s
 
     # --- watching
 
@@ -165,7 +181,7 @@ class Supervisor:
             if time.monotonic() - told_at > self._orders.grace_s:
                 what = f"Process {driver.pid} did not stop within {self._orders.grace_s:g} s, and was killed."
                 return Ending(Reason.STOPPED, "driver_killed", what, 1)
-            if driver.silent_s > self._orders.deadline_s:
+            if driver.silent_s > self._orders.deadline_s and not self._selector.select(0):  # it was us who slept
                 what = f"Process {driver.pid} had no pulse for {driver.silent_s:.0f} s, and was killed."
                 return Ending(Reason.HUNG, "driver_hung", what, 1)
             self._mind_standby(driver)
@@ -223,12 +239,14 @@ class Supervisor:
         self._count()
         wait = self._strategy.wait(self._failures)
         if wait is None:
-            self._say(self._spent(ending))
-            spent = f"{self._failed} failures, and {self._strategy.word} allows no more restarts. The last: "
-            told |= {"code": "restarts_spent", "reason": Reason.GAVE_UP.word, "what": spent + told["what"]}
+            last = f"[{ending.code}] {told['what']}"
+            where = Where(job=self._job)
+            error = spent(last, self._strategy, self._failed, where=where, safe=ending.safe, next=ending.next)
+            self._say(str(error))
+            told |= {"code": error.code, "reason": Reason.GAVE_UP.word, "what": error.what}
             self._note(Kind.GAVE_UP, attempt=self._failed, **told)
             return 4
-        wait = 0.0 if self._standby is not None else wait
+        wait = 0.0 if self._standby is not None and self._standby.status is None else wait
         self._say(f"failure {self._failed}; restart in {wait:.1f} s ({self._strategy.word})")
         self._note(Kind.RESTARTED, attempt=self._failed, seconds=wait, code=ending.code)
         return self._slept(wait)
@@ -250,14 +268,6 @@ class Supervisor:
     def _count(self) -> None:
         self._failed += 1
         self._failures = self._strategy.remember(self._failures, time.time())
-
-    def _spent(self, ending: Ending) -> str:
-        return (
-            f"[restarts_spent] {self._failed} failures, and {self._strategy.word} allows no more restarts.\n"
-            f"  where: job {self._job!r}\n"
-            f"  data:  {ending.safe}\n"
-            f"  next:  {ending.next}"
-        )
 
     def _note(self, kind: Kind, **facts: Any) -> None:
         if self._journal is not None:

@@ -15,7 +15,7 @@ from fencepost.errors import FencepostError
 from fencepost.files import Files
 from fencepost.sinks.sqlite import SQLite
 from fencepost.sources.contract import Source
-from fencepost.spark import branches
+from fencepost.spark import branches, inspect
 
 if TYPE_CHECKING:
     from fencepost.job import Job
@@ -33,7 +33,9 @@ def up(job: Job) -> None:
     for name, sink in job.sinks.items():
         session = sink.session(job.name)
         try:
-            session.rehearse(branches.arrow_schema(job.frames[name]), "append")  # it connects, and changes nothing
+            frame = job.frames[name]
+            mode = inspect.branch_mode(frame, job.mode)
+            session.rehearse(branches.arrow_schema(frame), mode)  # it connects, and changes nothing
         except FencepostError as error:
             log.info("standby of job %s: %s", job.name, error)  # the driver's to say
         finally:
@@ -60,6 +62,7 @@ def _newest_of(source: Source) -> Source | None:
 def _count(job: Job, source: Source, place: Path) -> None:
     """Count words of a source into a database that is thrown away."""
     throw_away = type(job)(f"warm-up of {job.name}", checkpoint=place, spark=job.spark, bridge=job.bridge)
+    throw_away.is_known = False
     words = throw_away.read(source).selectExpr("explode(split(CAST(value AS STRING), ' ')) AS word")
     throw_away.write(words.groupBy("word").count(), SQLite(f"{place}.db", table="counts", key="word"))
     throw_away.start(until="available").awaitTermination()

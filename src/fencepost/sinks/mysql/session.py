@@ -71,7 +71,7 @@ class MySQLSession(StagedSession):
             self._server.run(f"DELETE FROM {self._table} WHERE FALSE")
         if self._key:
             self._make_stage(schema.names)
-        if self._sink.staging != "checkpoint":
+        if self._sink.staging != "checkpoint" and not self.only_looking:  # CREATE and DROP commit at once
             self._try_staging()
 
     def _try_staging(self) -> None:
