@@ -99,6 +99,7 @@ def main() -> None:
         console.print()
     drawn = console.export_svg(title="fencepost run --standby; kill -9 of the driver; fencepost status")
     drawn = re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.DOTALL)  # whoever looks at it has a font
+    drawn = re.sub(r"<!--.*?-->", "", drawn, flags=re.DOTALL)
     Path(__file__).with_name("run.svg").write_text(drawn)
 
 

@@ -16,11 +16,12 @@ from streams import Place, decisions, records
 import fencepost as fp
 from fencepost.checkpoints.reader import read
 from fencepost.driver import this_process
-from fencepost.errors import EpochFailed
+from fencepost.errors import EpochFailed, GaveUp
 from fencepost.ledger import LocalStore
 from fencepost.perform import Performer
 from fencepost.protocol.recover import take_over
 from fencepost.spark.checkpoint import SparkLog
+from fencepost.supervise.strategies import Strategy
 from fencepost.times import now
 
 pytestmark = [pytest.mark.spark]
@@ -44,9 +45,11 @@ class Moody(Flaky):
         return call
 
 
-def kept(place: Place, spark: Any, sink: fp.Sink | None = None, **options: Any) -> fp.Job:
+def kept(
+    place: Place, spark: Any, sink: fp.Sink | None = None, restart: Strategy | None = None, **options: Any
+) -> fp.Job:
     """Count words, with a checkpoint of these options."""
-    job = place.job(spark, checkpoint=fp.Checkpoint(place.checkpoint, **options))
+    job = place.job(spark, checkpoint=fp.Checkpoint(place.checkpoint, **options), restart=restart)
     words = place.text(job).selectExpr("explode(split(value, ' ')) AS word")
     return job.write(words.groupBy("word").count(), sink or place.counts_sink())
 
@@ -68,6 +71,31 @@ def test_failures_in_a_row_are_borne_up_to_the_tolerance_and_an_epoch_that_ends_
     place.say("c")
     with pytest.raises(EpochFailed):
         kept(place, spark, Moody(place.counts_sink(), 1, 2), tolerable_failures=1).run(until="available")
+    finish(place, spark)
+
+
+def test_a_failed_query_is_started_again_in_the_same_process_until_the_strategy_allows_no_more(
+    spark: Any, place: Place
+) -> None:
+    place.say("a b", "a")
+    job = kept(place, spark, Moody(place.counts_sink(), 1, 3), restart=fp.FixedDelay(attempts=2, delay="0 s"))
+    told: list[fp.Event] = []
+    job.on_restart(told.append)
+    job.run(until="available")
+    assert place.expected() == place.counts()
+    assert [1, 2] == [event.attempt for event in told]
+    assert 3 == sum(record["kind"] == "writer" for record in records(place.checkpoint)), "each start recovers"
+    place.say("c")
+    with pytest.raises(GaveUp, match="2 failures"):
+        kept(place, spark, Moody(place.counts_sink(), 1, 2), restart=fp.FixedDelay(1, "0 s")).run(until="available")
+    finish(place, spark)
+
+
+def test_a_callback_may_stop_the_job(spark: Any, place: Place) -> None:
+    place.say("a b", "a")
+    job = kept(place, spark)
+    job.on_complete(lambda event: job.stop())
+    job.run()
     finish(place, spark)
 
 
