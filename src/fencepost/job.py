@@ -102,10 +102,8 @@ class Job(BadRecords):
         self.bridge = bridge
         self._adopt = adopt
         self._sinks_changed = sinks_changed
-        self.is_known = True
-        """Is it noted where the command line looks for jobs?"""
-        self.sources: list[Source] = []
-        """What was read, other than DataFrames."""
+        self.is_known = True  # where the command line looks for jobs
+        self.sources: list[Source] = []  # what was read, other than DataFrames
         self._restart = one_strategy(restart, name)
         self._observer = Observer(name)
         self._branches: dict[str, tuple[Any, Sink]] = {}
@@ -256,6 +254,8 @@ class Job(BadRecords):
     def start(self, *, until: Literal["stopped", "available"] = "stopped") -> StreamingQuery:
         """Recover and start; return Spark's own StreamingQuery. `run` does this and waits."""
         check_may_start(self.name)
+        if self.is_known:
+            link.when_told_to(self.name, self.checkpoint, self._restart, partial(warm.up, self))
         run = self._start(until, Tolerance(self._checkpoint.tolerable_failures))
         run.end_by_itself(self.cancel)
         return cast("StreamingQuery", run.query)
@@ -324,7 +324,7 @@ class Job(BadRecords):
         self._stop.clear()
         tolerance = Tolerance(self._checkpoint.tolerable_failures)
         failures, strategy, tell = link.when_told_to(self.name, self.checkpoint, self._restart, partial(warm.up, self))
-        with stopping_on_signals(self._stop):
+        with link.telling_the_end(), stopping_on_signals(self._stop):
             Keeper(
                 partial(self._start, until, tolerance),
                 self.cancel,

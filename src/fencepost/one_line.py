@@ -16,6 +16,7 @@ from fencepost.run import Run
 from fencepost.sinks.contract import Sink
 from fencepost.spark import inspect, session
 from fencepost.state import Backend
+from fencepost.supervise import link
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
@@ -70,6 +71,7 @@ def start(
         state=state,
         **kept.for_a_run,
     )
+    link.when_told_to(name, kept.place, None, lambda: None)
     run = Run.start(frame.sparkSession, writer, {to.name: frame}, {to.name: to}, chosen)
     run.end_by_itself()
     return cast("StreamingQuery", run.query)

@@ -172,8 +172,10 @@ class Run:
         """Let the epoch in flight finish, then end the query."""
         try:
             self._driver.close()
-        finally:
+        except FencepostError:
             self.cancel()
+            raise
+        self.cancel()
 
     def cancel(self) -> None:
         """End the query now."""

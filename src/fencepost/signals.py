@@ -14,6 +14,13 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 GRACE_S: Final = 30
+CANCEL_S: Final = 5
+
+
+def end_within(seconds: int) -> None:
+    """From now on, as if a first signal had come."""
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGALRM) is not signal.SIG_DFL:
+        signal.alarm(seconds)
 
 
 @contextmanager

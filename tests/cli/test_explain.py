@@ -18,8 +18,8 @@ from fencepost.errors import BadConfig, FencepostError
 
 SOURCE = Path(catalogue.__file__).parents[1]
 KINDS = {name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, FencepostError)}
-KINDS |= {"Finding"}
-"""Of the doctor: its codes are shown like those of errors."""
+KINDS |= {"Finding", "Ending"}
+"""Of the doctor and the supervisor: their codes are shown like those of errors."""
 CODE = re.compile(r"[a-z0-9]+(_[a-z0-9]+)*")
 
 

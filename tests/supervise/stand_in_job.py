@@ -9,13 +9,14 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 import fencepost as fp
 from fencepost.errors import EpochFailed, Fenced, OperatorNeeded, Refused
 from fencepost.observe.pulse import PULSE, this_driver
-from fencepost.supervise.link import when_told_to
+from fencepost.supervise.link import telling_the_end, when_told_to
 
 FOLDER = Path(sys.argv[1])
 ERRORS = {"fenced": Fenced, "operator": OperatorNeeded, "refused": Refused, "jvm": EpochFailed}
@@ -63,6 +64,14 @@ match act:
             time.sleep(5)
             os._exit(0)
         os.kill(os.getpid(), signal.SIGKILL)
+    case "caught":
+        with suppress(Fenced), telling_the_end():
+            raise Fenced("fenced", "So it is.", next="Do this.")
+        sys.exit(1)
+    case "over":
+        with telling_the_end():
+            pass
+        sys.exit(3)
     case "exit":
         sys.exit(7)
     case "end":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -115,7 +116,22 @@ def test_a_file_that_never_comes_to_its_job_is_not_tried_again(place: Place) -> 
     code, err = place.run("end", arguments=("crash",))
     assert 1 == code
     assert "ValueError: before the job" in err
-    assert 1 == err.count("started")
+    assert "it is not started again" in err
+    assert 1 == len(re.findall(r"driver \d+ started", err))
+
+
+def test_a_file_that_swallows_what_is_final_does_not_bring_its_driver_back(place: Place) -> None:
+    code, err = place.run("caught end")
+    assert 1 == code
+    assert "[fenced] So it is." in err
+    assert 1 == len(place.said)
+
+
+def test_the_exit_code_of_a_file_whose_job_was_over_is_its_own(place: Place) -> None:
+    code, err = place.run("over end")
+    assert 3 == code
+    assert "The job was over; then its file ended with exit code 3." in err
+    assert 1 == len(place.said)
 
 
 def test_a_driver_without_a_pulse_is_killed_and_started_again(place: Place) -> None:

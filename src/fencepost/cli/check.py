@@ -78,7 +78,7 @@ def jobs_of(path: Path, arguments: Sequence[str] = ()) -> list[Job]:
             found = runpy.run_path(str(path), run_name="fencepost_check")
     except FencepostError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise BadConfig(
             "file_fails",
             f"The file cannot be run: {_place_of(error, path)}.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import click
 
 from fencepost.observe import registry
 from fencepost.observe.health import Condition, Health, instant
+from fencepost.observe.pulse import exists
 
 COLOURS: dict[Condition, str] = {
     "running": "green",
@@ -164,7 +166,8 @@ def _driver(health: Health) -> str:
     of = "" if health.writer is None else f", writer {health.writer}"
     by = "" if health.condition != "running" else ", not supervised"
     if health.supervisor is not None:
-        by = f", supervised by process {health.supervisor}"
+        gone = health.host == socket.gethostname() and not exists(health.supervisor)
+        by = f", {'its supervisor is gone: ' if gone else 'supervised by '}process {health.supervisor}"
     return f"process {health.pid} on {health.host or 'an unknown host'}{of}{by}"
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from datetime import datetime
 from typing import Any
 
 
@@ -90,7 +91,13 @@ class Event:
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> Event:
         """Read one back; keys of a later version are left out."""
+        datetime.fromisoformat(plain["at"])
+        for name, value in plain.items():
+            if name in _TYPES and not isinstance(value, _TYPES[name]):
+                raise TypeError(name)
         return cls(**{**{key: value for key, value in plain.items() if key in _FIELDS}, "kind": Kind(plain["kind"])})
 
 
 _FIELDS = tuple(field.name for field in fields(Event))
+_WORDS = {"int": int, "float": (int, float), "str": str, "bool": bool}
+_TYPES: Mapping[str, Any] = {f.name: _WORDS[str(f.type).split(" ")[0]] for f in fields(Event) if f.name != "kind"}

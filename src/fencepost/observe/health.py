@@ -246,7 +246,8 @@ class _Facts:
         # A driver has no pulse before its query runs; recovery of a large ledger takes its time.
         begins = last.kind in {Kind.SPAWNED, Kind.TOOK_OVER, Kind.STARTED, Kind.RECOVERED}
         again = last.kind is Kind.COMPLETE and bool(last.again)
-        if (begins or again) and self.beat is None and self._may_live(last.process or last.pid, at):
+        left = self.beat is not None and self.beat.is_here  # one that died by force leaves its last beat
+        if (begins or again) and not left and self._may_live(last.process or last.pid, at):
             return "starting", at, None
         return None
 

@@ -36,11 +36,9 @@ def main(arguments: list[str]) -> int:
         return 130
     except SystemExit:
         raise
-    except Exception as error:  # noqa: BLE001 - the user's own, with all that it has to say
+    except Exception:  # noqa: BLE001 - the user's own, with all that it has to say
         traceback.print_exc()
-        supervisor.tell("ended", code="file_failed", text=f"The file raised {type(error).__name__}.")
         return 1
-    supervisor.tell("ended")
     return 0
 
 

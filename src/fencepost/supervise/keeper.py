@@ -19,6 +19,7 @@ from fencepost.errors import FencepostError, GaveUp
 from fencepost.observe.events import Kind
 from fencepost.observe.observer import Observer
 from fencepost.observe.requests import Wish
+from fencepost.signals import CANCEL_S, GRACE_S, end_within
 from fencepost.supervise.reasons import Policy, Reason, Tolerance
 from fencepost.supervise.strategies import Failures, NoRestart, Strategy
 
@@ -93,12 +94,15 @@ class Keeper:
     def _watch(self, run: Runs) -> None:
         while not run.wait(0.1):
             wish = run.wish()
-            if self._stop.is_set() or wish == "stop":
+            if wish == "cancel":
                 self._stop.set()
-                run.stop()
-            elif wish == "cancel":
-                self._stop.set()
+                end_within(CANCEL_S)
                 self._cancel()
+            elif self._stop.is_set() or wish == "stop":
+                if not self._stop.is_set():
+                    self._stop.set()
+                    end_within(GRACE_S)
+                run.stop()
         run.end()
 
     def _wait_or_raise(self, error: FencepostError, *, can_go_on: bool) -> None:

@@ -1,6 +1,6 @@
 """What a driver process and its supervisor say to each other, one line of JSON at a time.
 
-    driver → supervisor    beat · job (its name, checkpoint, strategy) · warm · failed · ended
+    driver → supervisor    beat · job (its name, checkpoint, strategy) · warm · failed · over · ended (with what error)
     supervisor → driver    go (the failures that count, and the strategy)
 
 The driver goes on if its supervisor dies, for a new one fences it; a standby ends, for nobody would ever call it.
@@ -12,8 +12,8 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, Final, Literal, cast
@@ -124,6 +124,20 @@ def when_told_to(job: str, checkpoint: str, own: Strategy | None, warm_up: Calla
         supervisor.tell("warm")
     go = supervisor.go()
     return go.failures, go.strategy(own), partial(supervisor.tell_error, "failed")
+
+
+@contextmanager
+def telling_the_end() -> Iterator[None]:
+    """Tell the supervisor how a job ended, even if its file makes something else of it."""
+    supervisor = link()
+    try:
+        yield
+    except FencepostError as error:
+        if supervisor is not None:
+            supervisor.tell_error("ended", error)
+        raise
+    if supervisor is not None:
+        supervisor.tell("over")
 
 
 def settings() -> Mapping[str, str]:

@@ -40,6 +40,8 @@ class Process:
         self.ended: dict[str, Any] | None = None
         """What it said at its end."""
         self.is_warm = False
+        self.is_over = False
+        """Its job ended in order; what its file does after that is its own."""
 
     @property
     def pid(self) -> int:
@@ -76,10 +78,12 @@ class Process:
                     self.job = message
                 case "warm":
                     self.is_warm = True
+                case "over":
+                    self.is_over = True
                 case "failed":
                     failures.append(message)
                 case "ended":
-                    self.ended = message
+                    self.ended, self.is_over = message, False
         return failures
 
     def go(self, failures: Failures, restart: str | None) -> None:

@@ -56,8 +56,9 @@ class Orders:
 class Ending:
     """How a driver ended."""
 
-    reason: Reason
     code: str
+    """Of an error; none for an end in order."""
+    reason: Reason
     text: str
     exit: int
     safe: str = LATER
@@ -100,7 +101,7 @@ class Supervisor:
         try:
             driver = self._takes_over() or self._spawn(standby=False)
         except OSError as error:
-            return Ending(Reason.DIED, "driver_died", f"No process can be started: {error.strerror}.", 1)
+            return Ending("driver_died", Reason.DIED, f"No process can be started: {error.strerror}.", 1)
         try:
             return self._watch(driver)
         finally:
@@ -170,8 +171,8 @@ class Supervisor:
         """Until the driver is over, one way or the other."""
         signals, told_at = 0, float("inf")
         while True:
-            if self._signals > signals:
-                signals = self._signals
+            while self._signals > signals:
+                signals += 1
                 told_at = min(told_at, time.monotonic())
                 driver.signal(signal.SIGTERM if signals == 1 else signal.SIGINT)
             for key, _ in self._selector.select(TICK_S):
@@ -180,10 +181,10 @@ class Supervisor:
                 return self._ending(driver, status)
             if time.monotonic() - told_at > self._orders.grace_s:
                 what = f"Process {driver.pid} did not stop within {self._orders.grace_s:g} s, and was killed."
-                return Ending(Reason.STOPPED, "driver_killed", what, 1)
+                return Ending("driver_killed", Reason.STOPPED, what, 1)
             if driver.silent_s > self._orders.deadline_s and not self._selector.select(0):  # it was us who slept
                 what = f"Process {driver.pid} had no pulse for {driver.silent_s:.0f} s, and was killed."
-                return Ending(Reason.HUNG, "driver_hung", what, 1)
+                return Ending("driver_hung", Reason.HUNG, what, 1)
             self._mind_standby(driver)
 
     def _hear(self, process: Process, driver: Process) -> None:
@@ -213,21 +214,29 @@ class Supervisor:
             self._hear(driver, driver)
         told = driver.ended
         if status == 0 or (self._signals and status == -signal.SIGTERM):  # the latter: before it came to its job
-            return Ending(Reason.STOPPED, "ended", "The job came to its end.", 0)
+            if self._checkpoint is None and not self._signals:
+                self._say("the file came to its end, and ran no job")
+            return Ending("", Reason.STOPPED, "The job came to its end.", 0)
         if status == 130:
-            return Ending(Reason.STOPPED, "interrupted", "The driver was interrupted.", 130)
+            return Ending("", Reason.STOPPED, "It was ended at once: asked twice, or too slow to stop.", 130)
+        if driver.is_over and status > 0:
+            what = f"The job was over; then its file ended with exit code {status}."
+            return Ending("driver_died", Reason.STOPPED, what, status)
         if told is not None and "reason" in told:
-            return Ending(Reason.named(told["reason"]), told["code"], told["text"], status, told["safe"], told["next"])
+            return Ending(told["code"], Reason.named(told["reason"]), told["text"], status, told["safe"], told["next"])
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with exit code {status}"
-        # A file that never came to its job would fail again in the same way.
-        reason = Reason.REFUSED if self._checkpoint is None and status > 0 else Reason.DIED
-        return Ending(reason, "driver_died", f"Process {driver.pid} {how}.", 1)
+        if self._checkpoint is None and status > 0:
+            what = f"Process {driver.pid} {how} before it came to job.run(), and would again: it is not started again."
+            return Ending("driver_died", Reason.REFUSED, what, 1)
+        return Ending("driver_died", Reason.DIED, f"Process {driver.pid} {how}.", 1)
 
     # --- what follows
 
     def _code_after(self, ending: Ending) -> int | None:
         """The exit code, if this is the end; None when it is time for another driver."""
         if ending.reason.policy is Policy.IGNORED or self._signals:
+            if ending.exit:
+                self._say(ending.text)
             return 130 if self._signals > 1 else ending.exit
         told = {"code": ending.code, "reason": ending.reason.word, "safe": ending.safe, "next": ending.next}
         told["what"] = ending.text.splitlines()[0].removeprefix(f"[{ending.code}] ")
