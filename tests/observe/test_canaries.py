@@ -73,6 +73,7 @@ def in_logs(records: Iterable[logging.LogRecord]) -> dict[str, str]:
     return {
         f"log {number} of {record.name}": plain.format(record) + lines.format(record)
         for number, record in enumerate(records)
+        if record.name != "SQLQueryContextLogger"  # pyspark's own, of the plan's errors
     }
 
 

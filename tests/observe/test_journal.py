@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sqlite3
+import time
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import closing
@@ -167,7 +168,11 @@ def in_two_calls(patch: pytest.MonkeyPatch) -> None:
 
 
 def without_a_look_who_was_first(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Journal, "_set_aside", lambda self, descriptor: self._path.replace(older_of(self._path)))
+    def set_aside(self: Journal, descriptor: int) -> None:
+        time.sleep(0.01)  # time for another one to find it full, too
+        self._path.replace(older_of(self._path))
+
+    patch.setattr(Journal, "_set_aside", set_aside)
 
 
 def without_a_bound(patch: pytest.MonkeyPatch) -> None:

@@ -91,7 +91,9 @@ def test_a_kill_at_any_point_loses_and_doubles_nothing(tmp_path: Path, targets: 
 
 
 @pytest.mark.parametrize(
-    "targets", [("sqlite",), ("files",), ("box", "sqlite"), ("kafka",), ("postgres",)], ids="+".join
+    "targets",
+    [("sqlite",), ("files",), ("box", "sqlite"), pytest.param(("kafka",), marks=pytest.mark.long), ("postgres",)],
+    ids="+".join,
 )
 def test_a_driver_that_sleeps_while_another_takes_over_is_fenced_and_changes_nothing(
     tmp_path: Path, targets: tuple[str, ...]

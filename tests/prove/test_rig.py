@@ -90,6 +90,7 @@ def test_a_topic_has_the_settings_it_was_given_and_can_be_deleted(broker: Broker
     assert "settings" not in kafka.topics(broker.admin())
 
 
+@pytest.mark.long
 def test_a_killed_broker_comes_back_on_its_port_with_its_data(require: Callable[[str], None], tmp_path: Path) -> None:
     require("kafka")
     with Broker(tmp_path / "broker", transaction_version=1) as broker:

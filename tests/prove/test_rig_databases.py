@@ -72,6 +72,7 @@ def read(made: Server) -> int:
     return int(found)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", KINDS)
 def test_a_killed_server_comes_back_on_its_port_with_its_data(
     require: Callable[[str], None], tmp_path: Path, name: str

@@ -62,4 +62,5 @@ def test_a_log_that_does_not_say_where_it_ended_is_refused_and_left_alone(
         adopted(spark, place, "jvm")
     assert code == refused.value.code
     lock = place.checkpoint / "fencepost" / "lock" / "state"  # held while it looked
-    assert before == {path for path in place.checkpoint.rglob("*") if path.is_file()} - {lock}
+    journal = place.checkpoint / "fencepost" / "journal.jsonl"  # says that it was refused
+    assert before == {path for path in place.checkpoint.rglob("*") if path.is_file()} - {lock, journal}

@@ -81,6 +81,7 @@ def test_kills_around_the_decision_leave_heap_state_and_sinks_equal(
     assert exact("windows", "joined") == scene.verdict()
 
 
+@pytest.mark.long
 def test_state_in_memory_survives_failures_of_the_query(tmp_path: Path) -> None:
     """One process, which arms one failure after the other and counts at its end."""
     module = "fencepost.prove.workloads.state_failing"

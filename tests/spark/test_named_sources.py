@@ -68,6 +68,7 @@ class Sums:
         return table(self.place.database, "totals")
 
 
+@pytest.mark.long
 def test_sources_come_and_go_and_every_sum_stays_exact(spark: SparkSession, place: Place) -> None:
     sums = Sums(place)
     sums.feed("a", "a")

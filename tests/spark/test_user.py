@@ -137,6 +137,7 @@ except fp.FencepostError as error:
 """
 
 
+@pytest.mark.long
 def test_a_jvm_that_is_killed_alone_is_named(tmp_path: Path) -> None:
     """What the out-of-memory killer does: Python lives on, and must say what happened."""
     (tmp_path / "in").mkdir()

@@ -43,7 +43,7 @@ own = fp.FixedDelay(attempts=4, delay="0 s")
 failures, strategy, tell = when_told_to("stand-in", str(checkpoint), own, partial(say, "warmed"))
 act = next_act()
 say(f"{act} {len(failures)} {strategy.word if strategy else None}")
-PULSE.add(str(checkpoint), lambda: this_driver("stand-in", 1, None))
+PULSE.add(str(checkpoint), lambda: this_driver("stand-in", 1, 1))
 match act:
     case "die":
         os.kill(os.getpid(), signal.SIGKILL)

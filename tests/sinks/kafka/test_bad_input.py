@@ -256,6 +256,7 @@ class TestTheBrokerGoesAway:
         assert {*ended.values()} <= {0, FAILED}
         self.finish(children)
 
+    @pytest.mark.long
     def test_and_stays_away(self, fragile: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Everybody gives up, in his own words; at the next start nothing is lost."""
         monkeypatch.setattr(producers, "INIT_S", 8.0)

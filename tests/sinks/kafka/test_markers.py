@@ -41,6 +41,7 @@ def test_recovery_sees_a_commit_through_that_the_broker_forgot(mortal: Broker, s
         assert [1, 2] == seen(mortal, topic)
 
 
+@pytest.mark.long
 def test_a_running_driver_sees_its_last_commit_through_before_the_next_decision(mortal: Broker, start: Start) -> None:
     for number in range(ROUNDS):
         topic = mortal.create_topic(f"running-{number}", partitions=1)
