@@ -76,6 +76,11 @@ class Link:
         told = {"code": error.code, "said": error.what, "safe": error.safe, "next": error.next, "text": str(error)}
         self.tell(what, reason=Reason.of(error).word, **told)
 
+    @property
+    def was_called(self) -> bool:
+        """Has the word come? For a second job of the same file it has."""
+        return self._go is not None
+
     def go(self) -> Go:
         """Wait for the word; a second job in the same file has it already."""
         while self._go is None:
@@ -119,7 +124,7 @@ def when_told_to(job: str, checkpoint: str, own: Strategy | None, warm_up: Calla
         requests.clear(checkpoint)
         return (), own, lambda error: None
     supervisor.tell("job", name=job, checkpoint=checkpoint, restart=own.word if own else None)
-    if supervisor.role == "standby":
+    if supervisor.role == "standby" and not supervisor.was_called:
         warm_up()
         supervisor.tell("warm")
     go = supervisor.go()
