@@ -21,7 +21,8 @@ from fencepost.prove.targets import BROKER, CASSANDRA, MARIADB, POSTGRES, REDIS,
 
 SPECIAL = ("hasty", "naked")
 """Targets of single tests."""
-SETS = [*((name,) for name in TARGETS if name not in SPECIAL), ("box", "sqlite", "files")]
+SETS: list[Any] = [(name,) for name in TARGETS if name not in SPECIAL]
+SETS.append(pytest.param(("box", "sqlite", "files"), marks=pytest.mark.long))
 
 
 def of_mariadb(server: MariaDB) -> str:

@@ -145,6 +145,7 @@ def is_exact(out: Path, example: Callable[[], dict[str, Any]]) -> bool:
     return database.exists() and wanted == {name: table(database, name) for name in wanted}
 
 
+@pytest.mark.long
 def test_the_examples_of_keyed_state_live_through_kills(tmp_path: Path, archives: Path) -> None:
     for name, files in FILES.items():
         for file in files:

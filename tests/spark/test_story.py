@@ -34,6 +34,7 @@ job.run(until="available")
 """
 
 
+@pytest.mark.long
 def test_the_running_sums_come_out_once_and_in_order(
     tmp_path: Path, broker: Broker, topic: str, archives: Path
 ) -> None:
