@@ -259,22 +259,25 @@ def running(spark: Any) -> set[str]:
 
 def ended(query: Any, seconds: float) -> bool:
     """Wait for a query's end, or for some seconds; True if it ended, however it did."""
-    from py4j.protocol import Py4JNetworkError  # noqa: PLC0415 - as below
     from pyspark.errors import StreamingQueryException  # noqa: PLC0415 - as below
 
     try:
         return bool(query.awaitTermination(seconds))
     except StreamingQueryException:
         return True
-    except (OSError, Py4JNetworkError) as error:
-        raise JvmGone from error
+    except Exception as error:
+        if isinstance(error, OSError) or says_gone(error):
+            raise JvmGone from error
+        raise
 
 
 def says_gone(error: BaseException) -> bool:
     """Does an error of py4j's say that the JVM is no more?"""
-    from py4j.protocol import Py4JNetworkError  # noqa: PLC0415 - pyspark may be absent when this module is imported
+    from py4j.protocol import Py4JError, Py4JNetworkError  # noqa: PLC0415 - pyspark may be absent when this is imported
 
-    return isinstance(error, (ConnectionError, Py4JNetworkError))
+    # An answer that never came is an error without a trace: one of Java's has one.
+    lost = type(error) is Py4JError and "Trace:" not in str(error)
+    return lost or isinstance(error, (ConnectionError, Py4JNetworkError))
 
 
 def finds_class(spark: Any, name: str) -> bool:
