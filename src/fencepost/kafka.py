@@ -16,9 +16,6 @@ from fencepost.sinks.kafka.messages import Columns, Serializer
 from fencepost.sinks.kafka.sink import KafkaSink
 from fencepost.sources.kafka import KafkaSource, Start
 
-NEWEST = 300
-"""Records of a partition, for a warm-up."""
-
 
 @dataclass(frozen=True)
 class Kafka(Sink):
@@ -103,16 +100,9 @@ class Kafka(Sink):
             options=dict(self.options),
         ).load(reader)
 
-    def newest(self, epochs: int) -> Kafka | None:
-        """As a source: a few records before its end, for so many epochs. For the warm-up of a standby."""
-        from fencepost.sources.newest import positions  # noqa: PLC0415 - its client is an extra
-
-        if self.topic is None or isinstance(self.topic, re.Pattern):
-            return None
-        topics = (self.topic,) if isinstance(self.topic, str) else tuple(self.topic)
-        start = positions(self._servers, topics, NEWEST)
-        partitions = sum(map(len, start.values()))
-        return replace(self, start=start, max_records_per_epoch=max(1, NEWEST * partitions // epochs))
+    def newest(self, most: int) -> Kafka:
+        """As a source: what arrives from now on, so many records an epoch at most. For the warm-up of a standby."""
+        return replace(self, start="latest", max_records_per_epoch=most)
 
     @property
     def capabilities(self) -> Capabilities:

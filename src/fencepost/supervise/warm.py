@@ -7,12 +7,14 @@ The job's own plan is not run: what a user's function does to others, it would d
 from __future__ import annotations
 
 import logging
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from fencepost import volatile
 from fencepost.errors import FencepostError
 from fencepost.files import Files
+from fencepost.observe.events import Event
 from fencepost.sinks.sqlite import SQLite
 from fencepost.sources.contract import Source
 from fencepost.spark import branches, inspect
@@ -22,6 +24,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fencepost")
 
+MOST = 1000
+"""Records of an epoch."""
+PATIENCE_S = 10.0
+"""An idle source has no epochs."""
 EPOCHS = 12
 """The first are slow, the later ones make the compiler see what is hot."""
 LINES = ("one two", "two three") * (EPOCHS // 2)
@@ -51,19 +57,21 @@ def up(job: Job) -> None:
 
 
 def _newest_of(source: Source) -> Source | None:
-    """A few of its newest records, if it has a way to them."""
-    try:
-        return cast("Source | None", source.newest(EPOCHS)) if hasattr(source, "newest") else None
-    except Exception as error:  # noqa: BLE001 - a client's own; a standby that is less warm is a standby all the same
-        log.info("standby: the newest records cannot be read: %s", type(error).__name__)
-        return None
+    """What arrives at it, if it has a way to that."""
+    newest = getattr(source, "newest", None)
+    return None if newest is None else cast("Source", newest(MOST))
 
 
 def _count(job: Job, source: Source, place: Path) -> None:
-    """Count words of a source into a database that is thrown away."""
+    """Count words of a source into a database that is thrown away, for some epochs or some seconds."""
     throw_away = type(job)(f"warm-up of {job.name}", checkpoint=place, spark=job.spark, bridge=job.bridge)
     throw_away.is_known = False
     words = throw_away.read(source).selectExpr("explode(split(CAST(value AS STRING), ' ')) AS word")
     throw_away.write(words.groupBy("word").count(), SQLite(f"{place}.db", table="counts", key="word"))
-    throw_away.start(until="available").awaitTermination()
-    throw_away.stop()  # lets go of its sinks
+    done: list[Event] = []
+    throw_away.on_complete(done.append)
+    throw_away.start()
+    until = time.monotonic() + PATIENCE_S
+    while len(done) < EPOCHS and time.monotonic() < until:
+        time.sleep(0.05)
+    throw_away.stop()
