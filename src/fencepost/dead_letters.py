@@ -9,6 +9,7 @@ both and never in neither (see spark/poison.py).
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 OnBadRecord = Literal["fail", "dead_letter"]
 
 
-class BadRecords:
+class BadRecords(ABC):
     """The part of a job that keeps bad records from its plan. `Job` is one."""
 
     name: str
@@ -112,9 +113,9 @@ class BadRecords:
         good, bad = poison.mapped(frame, self.name, fn, output, sink=None if dead is None else dead.name)
         return self._split(good, bad, dead)
 
+    @abstractmethod
     def write(self, frame: DataFrame, sink: Sink) -> Any:
         """A job's own."""
-        raise NotImplementedError
 
     def _check(self, frame: Any, on_bad_record: str, dead: Any) -> Sink | None:
         """Refuse what cannot be; the sink of the dead letters, if there are to be any."""

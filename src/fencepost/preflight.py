@@ -23,6 +23,7 @@ from fencepost.guarantee import Link, Report
 from fencepost.job import Job
 from fencepost.kafka import Kafka
 from fencepost.ledger import LocalStore
+from fencepost.observe.pulse import exists
 from fencepost.perform import Performer
 from fencepost.protocol import effects as e
 from fencepost.protocol.epoch import SinkFacts
@@ -273,10 +274,4 @@ def _ledger(place: Path) -> State | None:
 
 
 def _lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return pid != os.getpid()
+    return exists(pid) and pid != os.getpid()

@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from fencepost.errors import LATER
 from fencepost.observe import registry
 from fencepost.observe.health import Condition, Health, instant
 from fencepost.observe.pulse import exists
@@ -41,8 +42,7 @@ STEPS = {
     "committed": "decided, being committed",
 }
 SAFE = {
-    "exactly_once": "Safe: what is decided is finished at the next start; what is not decided is not visible, and runs "
-    "again.",
+    "exactly_once": LATER,
     "at_least_once": "Nothing is lost; rows of the last epoch may come twice.",
     "at_most_once": "Nothing comes twice; rows of the last epoch may be lost.",
 }

@@ -1,6 +1,6 @@
 """Warms up a standby: small jobs are run from end to end, so that classes are loaded and compiled.
 
-Reads a few of the newest records of the job's sources; writes only in a folder that goes with its process.
+Reads a little of what arrives at the job's sources; writes only in a folder that goes with its process.
 The job's own plan is not run: what a user's function does to others, it would do without need.
 """
 
@@ -35,7 +35,7 @@ LINES = ("one two", "two three") * (EPOCHS // 2)
 
 
 def up(job: Job) -> None:
-    """Run throw-away queries over a few lines and the newest records of the job's own sources, and meet its sinks."""
+    """Run throw-away queries over a few lines and what arrives at the job's own sources, and meet its sinks."""
     for name, sink in job.sinks.items():
         session = sink.session(job.name)
         try:
