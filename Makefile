@@ -3,7 +3,7 @@ python := .venv/bin/python
 N ?= 20
 ARGS ?=
 
-.PHONY: help demo test long lint model kill power kafka databases bench bench-kafka bench-sinks bench-state bench-recovery jar wheel clean setup
+.PHONY: help demo test long lint model kill kill-cluster power kafka databases cluster bench bench-kafka bench-sinks bench-state bench-recovery bench-stores jar wheel clean setup
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,6 +29,10 @@ model: setup ## run the protocol through every crash, in memory
 kill: setup ## kill a real job N times and count its output (N=20 ARGS="--workload kafka")
 	@$(python) -m fencepost.prove.kill $(N) $(ARGS)
 
+kill-cluster: N = 40
+kill-cluster: setup ## kill every part of a cluster, N times on HDFS and on S3 (N=40 ARGS="--store s3 --job kafka")
+	@$(python) -m fencepost.prove.cluster $(N) $(ARGS)
+
 power: setup ## cut a real job's power N times, and plain Spark's (root; N=200 ARGS="--seed 7")
 	@$(python) -m fencepost.prove.power $(N) $(ARGS)
 
@@ -37,6 +41,9 @@ kafka: setup ## run a local Kafka broker until Ctrl-C
 
 databases: setup ## run PostgreSQL, MariaDB, Redis and Cassandra until Ctrl-C
 	@$(python) -m fencepost.prove.rig.databases
+
+cluster: setup ## run a Spark cluster, HDFS and S3 until Ctrl-C
+	@$(python) -m fencepost.prove.rig.cluster
 
 bench: setup ## measure beside plain Spark
 	@$(python) -m bench $(ARGS)
@@ -52,6 +59,9 @@ bench-state: setup ## measure state backends: bytes and time of an epoch, time o
 
 bench-recovery: setup ## measure how long a job is away after a failure
 	@$(python) -m bench.recovery $(ARGS)
+
+bench-stores: setup ## measure what a checkpoint costs on a local disk, HDFS and S3
+	@$(python) -m bench.stores $(ARGS)
 
 jar: setup ## build spark/fencepost.jar from java/ (needs a JDK 17)
 	@$(python) java/build.py $(ARGS)

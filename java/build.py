@@ -45,7 +45,9 @@ def main() -> int:
         print("fencepost.jar is up to date.")
         return 0
     JAR.parent.mkdir(parents=True, exist_ok=True)
-    JAR.write_bytes(data)
+    new = JAR.with_suffix(".new")
+    new.write_bytes(data)
+    new.replace(JAR)  # a JVM that runs keeps the jar it opened
     print(f"{JAR} ({len(data)} bytes)")
     return 0
 

@@ -26,6 +26,8 @@ DEVELOP = (
     "cryptography",
     "redis",
     "cassandra-driver",
+    "boto3",
+    "requests",
     "pg8000",
     "hatchling",
     "build",

@@ -14,11 +14,14 @@ import pytest
 
 from fencepost.prove.rig.cassandra import Cassandra
 from fencepost.prove.rig.debs import MARIADB, MYSQL, REDIS, unpack
-from fencepost.prove.rig.jars import CASSANDRA, KAFKA_BROKER, RigFailed, fetch, java
+from fencepost.prove.rig.hdfs import Hdfs, unpacked
+from fencepost.prove.rig.jars import CASSANDRA, KAFKA_BROKER, S3_SERVER, S3A, RigFailed, fetch, java
 from fencepost.prove.rig.kafka import Broker
 from fencepost.prove.rig.mariadb import MariaDB, MySQL
 from fencepost.prove.rig.postgres import Postgres, binaries
 from fencepost.prove.rig.redis import Redis
+from fencepost.prove.rig.s3 import S3
+from fencepost.prove.rig.standalone import Standalone, can_be_apart
 
 os.environ["FENCEPOST_HOME"] = tempfile.mkdtemp(prefix="fencepost-home-")
 """The jobs of tests, and of processes that they start, are noted there and nowhere else."""
@@ -33,6 +36,9 @@ SERVICES: dict[str, Callable[[], object]] = {
     "mysql": lambda: unpack(MYSQL),
     "redis": lambda: unpack(REDIS),
     "cassandra": lambda: (java(), fetch(CASSANDRA)),
+    "hdfs": lambda: (java(), unpacked()),
+    "s3": lambda: (java(), fetch(S3_SERVER), fetch(S3A)),
+    "standalone": lambda: (java(), can_be_apart()),
 }
 """What a test may need beside Python, and how to get it: `RigFailed` says why it could not be had."""
 
@@ -122,6 +128,34 @@ def cassandra(root: Path) -> Iterator[Cassandra]:
     """The same with Cassandra, which has no keyspace yet. It takes some ten seconds to start."""
     require_service("cassandra")
     with Cassandra(root / "cassandra") as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def hdfs(root: Path) -> Iterator[Hdfs]:
+    """One HDFS for a whole run. A test that kills a node ends with `hdfs.start()`, or has its own."""
+    require_service("hdfs")
+    with Hdfs(root / "hdfs") as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def s3(root: Path) -> Iterator[S3]:
+    """The same with S3, which has no bucket yet."""
+    require_service("s3")
+    with S3(root / "s3") as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def standalone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
+    """A Spark cluster of two workers, from which the folders of all tests are hidden, as those of another host are."""
+    require_service("standalone")
+    hides = [tmp_path_factory.getbasetemp()]
+    with (
+        tempfile.TemporaryDirectory(prefix="fencepost-cluster-", ignore_cleanup_errors=True) as folder,
+        Standalone(Path(folder), apart=True, hides=hides) as made,
+    ):
         yield made
 
 

@@ -59,7 +59,9 @@ def test_a_good_one_is_taken() -> None:
         ("a", fp.FileSystem("b"), "two_checkpoints"),
         ("a", fp.Memory(), "memory_has_no_place"),
         (fp.Checkpoint("a"), fp.Memory(), "memory_has_no_place"),
-        ("hdfs://a/b", None, "remote_checkpoint"),
+        ("gs://a/b", None, "unknown_store"),
+        ("s3a://a", None, "no_folder"),
+        ("hdfs:///a", None, "no_folder"),
     ],
 )
 def test_a_checkpoint_has_one_place(checkpoint: Any, state: Any, code: str) -> None:

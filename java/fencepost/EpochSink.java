@@ -44,7 +44,8 @@ import org.apache.spark.util.SerializableConfiguration;
 public final class EpochSink implements TableProvider {
   private static final Map<String, Listener> LISTENERS = new ConcurrentHashMap<>();
   private static final long INLINE_BYTES = 4L << 20;
-  private static final long INLINE_BYTES_PER_TASK_MIN = 64L << 10;
+  private static final long INLINE_BYTES_PER_TASK = 64L << 10;
+  private static final long INLINE_BYTES_MAX = 64L << 20;
   private static final ObjectMapper JSON = new ObjectMapper();
 
   public static void register(String token, Epochs epochs) {
@@ -137,6 +138,7 @@ public final class EpochSink implements TableProvider {
     private final byte[] schema;
     private final Listener listener;
     private final Path staged;
+    private final String here; // null: no copy wanted, or staged is here anyway
     private final long inlineBytes;
     private final boolean durable;
     private final Configuration conf; // null: a local path
@@ -157,8 +159,10 @@ public final class EpochSink implements TableProvider {
       Path directory = new Path(required(options, "staged"));
       if (StagedFile.isLocal(directory)) {
         this.staged = directory;
+        this.here = null;
         this.conf = null;
       } else {
+        this.here = options.get("local");
         this.conf = SparkSession.active().sessionState().newHadoopConf();
         this.staged = qualified(directory, conf);
       }
@@ -166,14 +170,24 @@ public final class EpochSink implements TableProvider {
 
     @Override
     public StreamingDataWriterFactory createStreamingWriterFactory(PhysicalWriteInfo info) {
-      long share = inlineBytes / Math.max(1, info.numPartitions());
       return new TaskWriter.Factory(
           type,
           schema,
           staged.toString(),
           durable,
-          Math.max(INLINE_BYTES_PER_TASK_MIN, share),
+          inlineBytesPerTask(inlineBytes, info.numPartitions()),
           conf == null ? null : listener.conf(conf));
+    }
+
+    /**
+     * What a task may send to the driver instead of writing a file. Some tens of KB are always worth it, for a file
+     * costs more than they do: a request, a name in the decision, a fetch. But thousands of tasks must not fill the
+     * driver: all together never more than INLINE_BYTES_MAX. With 10,000 partitions that leaves 6.5 KB to each, so
+     * an epoch writes 10,000 files only if it has more than 64 MB; there the cure is fewer partitions, not more memory.
+     */
+    private static long inlineBytesPerTask(long wanted, int partitions) {
+      long tasks = Math.max(1, partitions);
+      return Math.max(wanted / tasks, Math.min(INLINE_BYTES_PER_TASK, INLINE_BYTES_MAX / tasks));
     }
 
     /** Files of losing attempts are orphans that nobody reads, so no task has to ask for leave. */
@@ -187,29 +201,44 @@ public final class EpochSink implements TableProvider {
       try {
         ObjectNode told = JSON.createObjectNode();
         ArrayNode files = told.putArray("files");
-        StagedFile together = null;
-        long rows = 0;
         for (WriterCommitMessage each : messages) {
           TaskWriter.Message message = (TaskWriter.Message) each;
           if (message.file() != null) {
             describe(files.addObject(), message.file(), message.rows());
-          } else if (message.rows() > 0) {
-            if (together == null) {
-              together = new StagedFile(staged.toString(), epoch, durable, conf, schema);
-            }
-            for (byte[] batch : message.batches()) {
-              together.write(batch);
-            }
-            rows += message.rows();
           }
         }
-        if (together != null) {
-          describe(files.addObject(), together.seal(), rows);
-        }
+        stageTogether(epoch, messages, files);
         told.put("snapshot", Snapshot.text(queryId));
         listener.epochs.epoch(epoch, JSON.writeValueAsString(told));
       } catch (IOException e) {
         throw new UncheckedIOException(e);
+      }
+    }
+
+    /** The rows that came in messages become one file, straight from the messages. */
+    private void stageTogether(long epoch, WriterCommitMessage[] messages, ArrayNode files)
+        throws IOException {
+      StagedFile together = null;
+      long rows = 0;
+      try {
+        for (WriterCommitMessage each : messages) {
+          TaskWriter.Message message = (TaskWriter.Message) each;
+          for (byte[] batch : message.batches()) {
+            if (together == null) {
+              together = new StagedFile(staged.toString(), here, epoch, durable, conf, schema);
+            }
+            together.write(batch);
+          }
+          rows += message.file() == null ? message.rows() : 0;
+        }
+        if (together != null) {
+          describe(files.addObject(), together.seal(), rows);
+        }
+      } catch (IOException | RuntimeException e) {
+        if (together != null) {
+          together.discard();
+        }
+        throw e;
       }
     }
 

@@ -13,6 +13,7 @@ import java.security.MessageDigest;
 import java.security.NoSuchAlgorithmException;
 import java.util.HexFormat;
 import java.util.UUID;
+import org.apache.commons.io.output.TeeOutputStream;
 import org.apache.arrow.vector.ipc.ArrowStreamWriter;
 import org.apache.arrow.vector.ipc.WriteChannel;
 import org.apache.arrow.vector.ipc.message.IpcOption;
@@ -34,6 +35,7 @@ final class StagedFile {
   private final OutputStream out;
   private FileChannel local;
   private FSDataOutputStream remote;
+  private java.nio.file.Path copy; // null: nobody here wants one
   private long bytes;
 
   /** What a decision says about a file: enough to find it and to notice a changed byte. */
@@ -41,11 +43,18 @@ final class StagedFile {
 
   StagedFile(String directory, long epoch, boolean durable, Configuration conf, byte[] schema)
       throws IOException {
+    this(directory, null, epoch, durable, conf, schema);
+  }
+
+  /** With a copy of the same name in {@code here}, for a reader in this process (null: none). */
+  StagedFile(
+      String directory, String here, long epoch, boolean durable, Configuration conf, byte[] schema)
+      throws IOException {
     String name = epoch + "-" + UUID.randomUUID().toString().replace("-", "") + ".arrow";
     this.path = new Path(new Path(directory), name);
     this.durable = durable;
     this.conf = conf;
-    this.out = new DigestOutputStream(new BufferedOutputStream(open(), 1 << 16), digest);
+    this.out = new DigestOutputStream(new BufferedOutputStream(open(here), 1 << 16), digest);
     write(schema);
   }
 
@@ -79,14 +88,20 @@ final class StagedFile {
   /** Best effort: a file that stays is an orphan which no decision names, and is swept. */
   void discard() {
     try {
+      if (remote != null && remote.hasCapability(StreamCapabilities.ABORTABLE_STREAM)) {
+        remote.abort(); // closing would put half a file under the name
+      }
       out.close();
     } catch (IOException ignored) {
       // the file goes away anyway
     }
     try {
+      if (copy != null) {
+        Files.deleteIfExists(copy);
+      }
       if (local != null) {
         Files.deleteIfExists(localPath());
-      } else {
+      } else if (!remote.hasCapability(StreamCapabilities.ABORTABLE_STREAM)) {
         path.getFileSystem(conf).delete(path, false);
       }
     } catch (IOException ignored) {
@@ -94,18 +109,31 @@ final class StagedFile {
     }
   }
 
-  /** Local files bypass Hadoop: its stock class forks chmod, and adds a .crc nobody reads. */
-  private OutputStream open() throws IOException {
+  private OutputStream open(String here) throws IOException {
     if (isLocal(path)) {
-      Disk.createDirectories(localPath().getParent(), durable);
-      local =
-          FileChannel.open(localPath(), StandardOpenOption.CREATE_NEW, StandardOpenOption.WRITE);
-      return Channels.newOutputStream(local);
+      return openLocal();
     }
+    OutputStream beside = here == null ? null : openCopy(here);
     FileSystem fs = path.getFileSystem(conf);
-    fs.mkdirs(path.getParent());
-    remote = fs.create(path, false);
-    return remote;
+    // No look before and no folder: HDFS makes folders as it creates, s3a has none. The name is random, so only a
+    // second try of this very file could find it taken, and that one must not be refused.
+    remote = (FSDataOutputStream) fs.createFile(path).recursive().overwrite(true)
+        .opt("fs.s3a.create.performance", true).build();
+    return beside == null ? remote : new TeeOutputStream(remote, beside);
+  }
+
+  /** Local files bypass Hadoop: its stock class forks chmod, and adds a .crc nobody reads. */
+  private OutputStream openLocal() throws IOException {
+    Disk.createDirectories(localPath().getParent(), durable);
+    local = FileChannel.open(localPath(), StandardOpenOption.CREATE_NEW, StandardOpenOption.WRITE);
+    return Channels.newOutputStream(local);
+  }
+
+  /** Not synced: it serves this process only, and the staged file can be fetched again. */
+  private OutputStream openCopy(String here) throws IOException {
+    copy = Paths.get(here, path.getName());
+    Files.createDirectories(copy.getParent());
+    return Files.newOutputStream(copy, StandardOpenOption.CREATE_NEW, StandardOpenOption.WRITE);
   }
 
   private java.nio.file.Path localPath() {

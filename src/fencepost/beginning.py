@@ -9,17 +9,20 @@ from typing import Any, Literal
 
 from fencepost import state
 from fencepost.checkpoints import reader
-from fencepost.driver import Driver, unusable
+from fencepost.driver import Driver
 from fencepost.errors import BadConfig, FencepostError, Where
 from fencepost.guarantee import Guarantee
-from fencepost.ledger import LocalStore
+from fencepost.ledger import Store
+from fencepost.ledger.places import is_remote
+from fencepost.ledger.trial import check_store
 from fencepost.observe.observer import Observer
 from fencepost.sinks.contract import HOW_TO_TAKE, OutputMode, Sink
-from fencepost.spark import branches, inspect, named, session, topics
+from fencepost.spark import branches, inspect, named, session, shared, topics
 from fencepost.spark.bridge import Bridge, ForeachBatchBridge, JvmBridge
 from fencepost.spark.checkpoint import SparkLog
 from fencepost.state import Backend
 from fencepost.supervise.reasons import Tolerance
+from fencepost.unusable import unusable
 
 BridgeName = Literal["jvm", "foreach_batch"]
 
@@ -128,8 +131,28 @@ def schemas(frames: Mapping[str, Any], job: str) -> dict[str, Any]:
     return found
 
 
+def check_place(spark: Any, store: Store, job: str) -> None:
+    """Can the checkpoint be there? Tried, not guessed: by the store itself, or by every executor."""
+    if is_remote(store.root):
+        check_store(store, job)
+    else:
+        shared.check(spark, store.root, job)
+
+
 def formats(spark: Any, frames: Mapping[str, Any], log: SparkLog, chosen: Settings) -> Mapping[str, str]:
     """Chosen at the first start; every later one, and that of an adopted checkpoint, keeps its own."""
+    picked = _formats(spark, frames, log, chosen)
+    if state.on_heap(picked) and is_remote(chosen.checkpoint):
+        raise BadConfig(
+            "heap_needs_local",
+            "State on the heap needs a lock that dies with its process, and only a local disk has one.",
+            where=Where(job=chosen.job, path=chosen.checkpoint),
+            next="Use state=fp.RocksDB(), or a checkpoint in a local folder.",
+        )
+    return picked
+
+
+def _formats(spark: Any, frames: Mapping[str, Any], log: SparkLog, chosen: Settings) -> Mapping[str, str]:
     found = log.identity()
     known = state.begun(chosen.checkpoint)
     sources = [source for frame in frames.values() for source in inspect.sources_of(frame)]
@@ -144,18 +167,19 @@ def formats(spark: Any, frames: Mapping[str, Any], log: SparkLog, chosen: Settin
         return {**picked, **keyed_state, **named.formats(sources, chosen.job)}
     state.check_same(chosen.state, {}, job=chosen.job, path=chosen.checkpoint)
     named.check_begun_alike({}, sources, chosen.job)
-    if log.has_state_of_format_1() and not spark.sparkContext.master.startswith("local["):
+    alone = spark.sparkContext.master.startswith("local[") and not is_remote(chosen.checkpoint)
+    if log.has_state_of_format_1() and not alone:
         raise BadConfig(
             "state_format_1",
             "This checkpoint has state of format 1, in which any attempt may overwrite the state of another.",
             where=Where(job=chosen.job, path=chosen.checkpoint),
-            next="Adopt it with a local master (one executor), or begin a new checkpoint.",
+            next="Adopt it with a local master (one executor) and in a local folder, or begin a new checkpoint.",
         )
     return {}
 
 
 def check_sources(
-    store: LocalStore, driver: Driver, sources: Sequence[inspect.PlanSource], found: Mapping[str, set[str]]
+    store: Store, driver: Driver, sources: Sequence[inspect.PlanSource], found: Mapping[str, set[str]]
 ) -> None:
     """Are the sources still those that the ledger's positions are about?"""
     job = driver.book.state.lineage.job

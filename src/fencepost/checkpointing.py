@@ -18,6 +18,8 @@ from typing import Literal, TypedDict, get_args
 
 from fencepost import volatile
 from fencepost.errors import BadConfig, Where
+from fencepost.ledger.places import RemotePath, is_remote, store_at, whole_url
+from fencepost.observe import registry
 from fencepost.state import Backend, FileSystem, Memory
 from fencepost.times import seconds
 
@@ -146,7 +148,7 @@ def settled(given: Checkpoint | str | os.PathLike[str] | None, state: Backend | 
                 next="Take the path away, or use state=fp.FileSystem() or fp.RocksDB(), which keep it in that folder.",
             )
         return replace(found, path=volatile.folder(job or "query"))
-    named = {local_path(os.fspath(path), job) for path in (found.path, _path_of(state)) if path is not None}
+    named = {whole_path(os.fspath(path), job) for path in (found.path, _path_of(state)) if path is not None}
     if len(named) != 1:
         what = "The job and its fp.FileSystem(…) name two folders for it." if named else "The job has no checkpoint."
         raise BadConfig(
@@ -158,15 +160,10 @@ def settled(given: Checkpoint | str | os.PathLike[str] | None, state: Backend | 
     return replace(found, path=named.pop())
 
 
-def local_path(path: str, job: str | None) -> str:
-    """The absolute path of a folder on this machine."""
-    if re.match(r"[a-z][a-z0-9+.-]*:/", path, re.IGNORECASE) and not path.startswith("file:/"):
-        raise BadConfig(
-            "remote_checkpoint",
-            f"Checkpoints on {path.split(':', maxsplit=1)[0]}:// are not supported yet.",
-            where=Where(job=job, path=path),
-            next="Use a folder on a local disk.",
-        )
+def whole_path(path: str, job: str | None) -> str:
+    """The absolute path of a folder on this machine, or the URL of one elsewhere."""
+    if is_remote(path):
+        return whole_url(path, job)
     return str(Path(re.sub(r"^file:(//)?(?=/)", "", path)).absolute())
 
 
@@ -176,6 +173,11 @@ def delete(path: str, job: str, why_not: str | None) -> bool:
         kept = "job %s: the checkpoint %s is kept: %s. Start the job once more, then cancel it."
         log.warning(kept, job, path, why_not)
         return False
+    if is_remote(path):
+        store_at(path).delete("")  # it is sealed: what a half one says is that nobody goes on from it
+        registry.forget(RemotePath(path))
+        log.info("job %s: cancelled, its checkpoint %s is deleted", job, path)
+        return True
     doomed = Path(path).with_name(f".{Path(path).name}.{uuid.uuid4().hex}.deleted")
     Path(path).rename(doomed)  # at once: half a checkpoint would look like a damaged one
     shutil.rmtree(doomed, ignore_errors=True)

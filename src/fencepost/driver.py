@@ -14,14 +14,15 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 import pyarrow as pa
 
 from fencepost import faults
 from fencepost.errors import EpochFailed, Fenced, FencepostError, RecoveryNeeded, Where
 from fencepost.guarantee import Guarantee
-from fencepost.ledger import Store
+from fencepost.late import Deadline
+from fencepost.ledger import RemotePath, Store, Unanswered
+from fencepost.ledger.patience import at_most
 from fencepost.observe.events import Kind
 from fencepost.observe.observer import Observer
 from fencepost.observe.pulse import PULSE
@@ -43,6 +44,7 @@ from fencepost.sinks.contract import OutputMode, Sink
 from fencepost.spark.checkpoint import SparkLog
 from fencepost.supervise.reasons import Tolerance
 from fencepost.times import now
+from fencepost.unusable import unusable
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,11 @@ class Plan:
     """At the end, are the sinks asked what they hold that nobody decided? Whoever deletes the checkpoint must know."""
 
 
+FENCED_S = 5.0
+"""So long a store that does not answer is asked whether we were replaced: the reason of a failure is only told better
+by it."""
+
+
 class Stopping(Exception):
     """The driver is closed: the engine must not begin another epoch."""
 
@@ -90,7 +97,7 @@ class Driver:
         """The newest epoch that this driver carried to its end."""
         self.open_in: tuple[str, ...] = ()
         """Sinks that hold, after the end, what nobody decided."""
-        self._began_s = time.time()
+        self._deadline: Deadline | None = None
         self._one_more = False
         """Another quiet epoch is to follow: only a new start gives the engine its range."""
         sessions = {name: sink.session(plan.job) for name, sink in plan.sinks.items()}
@@ -132,7 +139,8 @@ class Driver:
             self._note(Kind.RECOVERED, epoch=newest and newest.epoch, seconds=time.monotonic() - began)
             if newest is not None:  # whoever is told of epochs may have missed the last one
                 self._note(Kind.COMPLETE, epoch=newest.epoch, again=True)
-            self._began_s = time.time()
+            if plan.timeout_s is not None:
+                self._deadline = Deadline(plan.job, plan.store.root, self._performer.log, plan.timeout_s)
         except FencepostError as error:
             reason = (self._book and self.fenced()) or error
             self._performer.close()
@@ -170,9 +178,13 @@ class Driver:
         return exactly and any(sink.capabilities.keeps_rows for sink in self._plan.sinks.values())
 
     @property
-    def staged_folder(self) -> str:
-        """Where the engine stages rows for this driver."""
-        return str(self._performer.owner.staging.folder(self.book.writer))
+    def staged(self) -> Mapping[str, str]:
+        """Where the engine stages rows for this driver, and where it leaves a copy of what it brought to the driver."""
+        staging = self._performer.owner.staging
+        folder = staging.folder(self.book.writer)
+        if isinstance(folder, RemotePath):
+            return {"staged": folder.url, "local": str(staging.copies / str(self.book.writer))}
+        return {"staged": f"file://{folder}"}
 
     def stage(self, epoch: int, table: pa.Table) -> tuple[Kept, ...]:
         """Stage rows that the engine brought to the driver."""
@@ -182,6 +194,13 @@ class Driver:
         except OSError as error:
             # A newer driver sweeps our folder away: that is the reason then, and it is final.
             self.failure = self.fenced() or self._explain(error, Epoch(epoch))
+            raise self.failure from error
+
+    def _gathered(self, epoch: Epoch, kept: tuple[Kept, ...]) -> tuple[Kept, ...]:
+        try:
+            return self._performer.owner.staging.gathered(self.book.writer, epoch, kept)
+        except OSError as error:
+            self.failure = self.fenced() or self._explain(error, epoch)
             raise self.failure from error
 
     def run_epoch(self, epoch: int, kept: tuple[Kept, ...], snapshot: Callable[[], str]) -> None:
@@ -194,7 +213,7 @@ class Driver:
             began = time.monotonic()
             rows = sum(file.rows for file in kept)
             self._note(Kind.OPENED, epoch=number, rows=rows)
-            self._performer.running = Running(kept, lambda: self._in_time(snapshot), number)
+            self._performer.running = Running(self._gathered(number, kept), lambda: self._in_time(snapshot), number)
             while not self._carried(number):
                 pass
             self.finished = number
@@ -247,10 +266,10 @@ class Driver:
 
         One that is with the sinks looks at the clock itself, right before its decision; after that it is never dropped.
         """
-        if self._plan.timeout_s is None or not self._gate.acquire(blocking=False):
+        if self._deadline is None or not self._gate.acquire(blocking=False):
             return False
         try:
-            if self._closed or (late := self._too_late()) is None:
+            if self._closed or (late := self._deadline.missed(self.finished)) is None:
                 return False
             self._closed = True
             self.failure = late
@@ -260,36 +279,16 @@ class Driver:
 
     def _in_time(self, snapshot: Callable[[], str]) -> str:
         """The last step before the decision."""
-        if self._plan.timeout_s is not None and (late := self._too_late()) is not None:
+        if self._deadline is not None and (late := self._deadline.missed(self.finished)) is not None:
             raise late
         return snapshot()
 
     @property
     def is_stuck(self) -> bool:
         """Is an epoch with the sinks for so long past its timeout that only the end of the process will free it?"""
-        limit = self._plan.timeout_s
-        return limit is not None and self._gate.locked() and self._open_for()[1] > 2 * limit
-
-    def _open_for(self) -> tuple[int, float]:
-        """The epoch that runs, and its seconds since its barrier or our start: a replayed one's barrier is old."""
-        begun = self._performer.log.names("offsets")[-1:]
-        if not begun or begun[0] == self.finished or begun[0] in self._performer.log.names("commits")[-1:]:
-            return -1, 0.0
-        barrier = Path(self._plan.store.root) / "offsets" / str(begun[0])
-        return begun[0], time.time() - max(self._began_s, barrier.stat().st_mtime) if barrier.exists() else 0.0
-
-    def _too_late(self) -> EpochFailed | None:
-        """Does the epoch that runs take too long?"""
-        epoch, took = self._open_for()
-        if epoch < 0 or took < (self._plan.timeout_s or 0):
-            return None
-        return EpochFailed(
-            "epoch_timeout",
-            f"The epoch was not decided {took:.1f} s after its barrier, and the timeout is {self._plan.timeout_s:g} s.",
-            where=Where(job=self._plan.job, epoch=epoch),
-            next="See what is slow (the tasks in Spark's UI, the sink's vote), or raise the checkpoint's timeout; then "
-            "start the job again.",
-        )
+        if self._deadline is None or not self._gate.locked():
+            return False
+        return self._deadline.open_for(self.finished)[1] > 2 * self._deadline.timeout_s
 
     def close(self) -> None:
         """Wait for the epoch in flight, let no other begin, note that the last one is done."""
@@ -345,7 +344,8 @@ class Driver:
     def fenced(self) -> Fenced | None:
         """Is there a newer driver? Then that is the reason, whatever the symptom was."""
         try:
-            self._performer.run(check_not_replaced(self.book))
+            with at_most(FENCED_S):
+                self._performer.run(check_not_replaced(self.book))
         except Fenced as error:
             return error
         except (FencepostError, OSError):
@@ -356,6 +356,9 @@ class Driver:
         """Our own errors as they are; anything else named by its type only, for its text may hold a row's value."""
         if isinstance(error, FencepostError):
             return error.at(job=self._plan.job, epoch=epoch)
+        root = self._plan.store.root
+        if isinstance(error, (Unanswered, PermissionError)) and str(error.filename).startswith(root):
+            return unusable(error, self._plan.job, root).at(epoch=epoch)
         what = error.strerror if isinstance(error, OSError) and error.strerror else type(error).__name__
         opened = self.book.state.open
         where = Where(job=self._plan.job, epoch=epoch)
@@ -369,17 +372,6 @@ class Driver:
             safe="Safe: if it was decided after all, the next start finishes it; if not, nothing of it is visible.",
             next="Look at the cause above; when it is mended, start the job again.",
         )
-
-
-def unusable(error: OSError, job: str, path: str) -> RecoveryNeeded:
-    """The checkpoint cannot be read or written now."""
-    return RecoveryNeeded(
-        "checkpoint_unusable",
-        f"The checkpoint cannot be read or written: {error.strerror or error}.",
-        where=Where(job=job, path=path),
-        safe="Safe: nothing was half written; what is decided will be finished.",
-        next="Make the folder writable and see that its disk has room, then start the job again.",
-    )
 
 
 def this_process() -> Writer:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from fencepost.driver import unusable
 from fencepost.errors import LATER, EpochFailed, FencepostError, Where
 from fencepost.spark import keyed, named, session, topics
+from fencepost.unusable import unusable
 
 
 def names_of(error: Any) -> str:

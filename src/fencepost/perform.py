@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, TypeVar
 
 from fencepost import faults
-from fencepost.ledger import Store
+from fencepost.ledger import Store, Unanswered, place
 from fencepost.ledger.names import ledger_folder, record_name
+from fencepost.ledger.places import is_remote
 from fencepost.observe.events import Kind
 from fencepost.protocol import effects as e
 from fencepost.protocol.records import Handle, Kept
@@ -27,6 +27,9 @@ from fencepost.spark.checkpoint import SparkLog
 T = TypeVar("T")
 
 NOTED_EVERY = 50
+IN_DOUBT_S = 0.5
+SWEPT_EVERY = 10
+"""Epochs, on a remote store: a listing is a request, and staged rows that nobody needs any more do no harm."""
 
 log = logging.getLogger("fencepost")
 
@@ -84,7 +87,7 @@ class Performer:
 
     def staging(self, lineage: str) -> Staging:
         """The staged rows of a lineage."""
-        return Staging(Path(self.store.root) / "fencepost" / lineage / "staged")
+        return Staging(place(self.store.root) / "fencepost" / lineage / "staged")
 
     def rollback(self, *, undecided: bool) -> None:
         """An epoch failed: sinks let go of what they hold."""
@@ -110,17 +113,30 @@ class Performer:
 
     def _names(self, effect: e.Names) -> tuple[int, ...]:
         names = self.store.list(ledger_folder(effect.lineage))
-        return tuple(int(name[:-5]) for name in names if name.endswith(".json") and name[:-5].isdigit())
+        found = tuple(int(name[:-5]) for name in names if name.endswith(".json") and name[:-5].isdigit())
+        if effect.point == "recover.list":
+            self.store.expect(record_name(effect.lineage, number) for number in found)
+        return found
 
     def _read(self, effect: e.Read) -> bytes | None:
         return self.store.read(record_name(effect.lineage, effect.number))
 
     def _create(self, effect: e.Create) -> e.Created:
-        created = self.store.create(record_name(effect.lineage, effect.number), effect.data)
+        try:
+            created = self.store.create(record_name(effect.lineage, effect.number), effect.data)
+        except Unanswered as error:
+            log.warning("job %s: record %d is in doubt (%s); reading it", self.job, effect.number, error.strerror)
+            time.sleep(IN_DOUBT_S)
+            return e.Created.UNKNOWN
         return e.Created.CREATED if created else e.Created.TAKEN
 
     def _forget(self, effect: e.Forget) -> None:
-        self.store.delete(record_name(effect.lineage, effect.number))
+        self.store.unlink(record_name(effect.lineage, effect.number))
+
+    def _log_read(self, effect: e.LogRead) -> str | None:
+        if (effect.point, effect.log) == ("barrier.previous", "offsets"):  # the other two are read next
+            self.store.expect((f"offsets/{effect.epoch}", f"commits/{effect.epoch}", f"offsets/{effect.epoch + 1}"))
+        return self.log.read(effect.log, effect.epoch)
 
     # --- sinks
 
@@ -171,7 +187,10 @@ class Performer:
         self._sweep(e.SweepStaged("", self.owner.writer, effect.epoch, recovering=False))
 
     def _sweep(self, effect: e.SweepStaged) -> None:
-        self.owner.staging.sweep(effect.writer, effect.through)
+        if effect.recovering or not is_remote(self.store.root) or effect.through % SWEPT_EVERY == 0:
+            self.owner.staging.sweep(effect.writer, effect.through)
+        else:
+            self.owner.staging.sweep_copies(effect.writer, effect.through)
         if effect.recovering:
             self.owner.staging.sweep_older(effect.writer)
             self.store.sweep(ledger_folder(self.owner.lineage))
@@ -228,7 +247,7 @@ _DO: Mapping[type[e.Effect[Any]], Callable[[Performer, Any], Any]] = {
     e.Create: Performer._create,
     e.Forget: Performer._forget,
     e.LogNames: lambda p, effect: p.log.names(effect.log),
-    e.LogRead: lambda p, effect: p.log.read(effect.log, effect.epoch),
+    e.LogRead: Performer._log_read,
     e.LogWrite: lambda p, effect: p.log.write(effect.log, effect.epoch, effect.text),
     e.LogDelete: lambda p, effect: p.log.delete(effect.log, effect.epoch),
     e.Strays: lambda p, effect: p.log.strays(effect.epoch, effect.offsets),

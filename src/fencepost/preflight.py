@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,12 +17,12 @@ from typing import Any
 from fencepost import beginning, guarantee, perform
 from fencepost.beginning import Settings
 from fencepost.checkpoints import doctor, reader
-from fencepost.driver import this_process, unusable
+from fencepost.driver import this_process
 from fencepost.errors import FencepostError
 from fencepost.guarantee import Link, Report
 from fencepost.job import Job
 from fencepost.kafka import Kafka
-from fencepost.ledger import LocalStore
+from fencepost.ledger import Place, Store, place, store_at
 from fencepost.observe.pulse import exists
 from fencepost.perform import Performer
 from fencepost.protocol import effects as e
@@ -37,6 +37,7 @@ from fencepost.spark import branches, inspect, keyed, named, poison, session, to
 from fencepost.spark.checkpoint import SparkLog
 from fencepost.supervise.reasons import Tolerance
 from fencepost.times import now, seconds
+from fencepost.unusable import unusable
 
 SHORT_MS = 60_000
 """A transaction of Kafka's that may last less than this is likely to be dropped some day."""
@@ -146,7 +147,7 @@ def _look_at_formats(
 ) -> Mapping[str, str]:
     formats: Mapping[str, str] = {}
     with found.step(), _readable(chosen):
-        formats = beginning.formats(job.spark, frames, SparkLog(LocalStore(chosen.checkpoint)), chosen)
+        formats = beginning.formats(job.spark, frames, SparkLog(_ReadOnly(store_at(chosen.checkpoint))), chosen)
         keyed.check_beside(formats, frames, job.name)
     with found.step():
         beginning.check_fate(chosen, sinks)
@@ -160,10 +161,11 @@ def _look_at_checkpoint(
     sinks: Mapping[str, Sink],
     found: Findings,
 ) -> None:
-    place = Path(chosen.checkpoint)
-    with found.step(), _readable(chosen):
-        check_can_write(place)
-    state = _ledger(place)
+    root = place(chosen.checkpoint)
+    if isinstance(root, Path):  # what a remote store lets us do is tried at the start, for a trial writes
+        with found.step(), _readable(chosen):
+            check_can_write(root)
+    state = _ledger(root)
     known = state.sinks if state else {}
     records = {
         name: known[name]
@@ -183,11 +185,12 @@ def _look_at_checkpoint(
         sinks_changed=chosen.sinks_changed,
     )
     with found.step(), _readable(chosen):
-        _until_it_would_write(begin(start), Performer(chosen.job, LocalStore(place), SparkLog(LocalStore(place)), {}))
+        store = _ReadOnly(store_at(root))
+        _until_it_would_write(begin(start), Performer(chosen.job, store, SparkLog(store), {}))
     if state is None:
         return
     with found.step(), _readable(chosen):
-        doctor.check_newest(place, state)
+        doctor.check_newest(root, state)
     if state.driver and state.driver.host == socket.gethostname() and _lives(state.driver.pid):
         found.notes.append(
             f"the checkpoint's driver may be running (process {state.driver.pid}): a start takes over from it"
@@ -214,10 +217,10 @@ def _look_at_sources(job: Job, chosen: Settings, frames: Mapping[str, Any], foun
     for source in sources:
         with found.step():
             topics_now |= topics.find(job.spark, [source], job.name)
-    state = _ledger(Path(chosen.checkpoint))
+    state = _ledger(place(chosen.checkpoint))
     if state is None:
         return
-    store = _ReadOnly(chosen.checkpoint)
+    store = _ReadOnly(store_at(chosen.checkpoint))
     with found.step(), _readable(chosen):
         topics.check_same(store, (state.lineage_id, *reversed(state.lineage.ancestors)), topics_now, job.name)
     with found.step(), _readable(chosen):
@@ -250,10 +253,47 @@ def _timing(job: Job, sinks: Mapping[str, Sink]) -> list[str]:
     return found
 
 
-class _ReadOnly(LocalStore):
-    """For checks that note what they saw."""
+class _ReadOnly:
+    """A store for checks that note what they saw."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    @property
+    def root(self) -> str:
+        """The checkpoint's."""
+        return self._store.root
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Not now."""
+        return self._store.read(name) is None
 
     def replace(self, name: str, data: bytes) -> None:
+        """Not now."""
+
+    def read(self, name: str) -> bytes | None:
+        """As it is."""
+        return self._store.read(name)
+
+    def expect(self, names: Iterable[str]) -> None:
+        """As it is."""
+        self._store.expect(names)
+
+    def stamp(self, name: str) -> str | None:
+        """As it is."""
+        return self._store.stamp(name)
+
+    def list(self, folder: str) -> tuple[str, ...]:
+        """As it is."""
+        return self._store.list(folder)
+
+    def sweep(self, folder: str) -> None:
+        """Not now."""
+
+    def delete(self, name: str) -> None:
+        """Not now."""
+
+    def unlink(self, name: str) -> None:
         """Not now."""
 
 
@@ -265,10 +305,10 @@ def _readable(chosen: Settings) -> Iterator[None]:
         raise unusable(error, chosen.job, chosen.checkpoint) from error
 
 
-def _ledger(place: Path) -> State | None:
+def _ledger(root: Place) -> State | None:
     """What can be read without a complaint; recovery's own steps have the words for the rest."""
     try:
-        return reader.read(place)
+        return reader.read(root)
     except FencepostError:
         return None
 

@@ -7,17 +7,17 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from fencepost import beginning, state
 from fencepost.beginning import Settings
 from fencepost.checkpoints import doctor, stale
-from fencepost.driver import Driver, Plan, unusable
+from fencepost.driver import Driver, Plan
 from fencepost.errors import Fenced, FencepostError
 from fencepost.failures import at_the_start, from_spark, jvm_lost
 from fencepost.guarantee import Guarantee
-from fencepost.ledger import LocalStore
+from fencepost.ledger import Store, place, store_at
+from fencepost.ledger.places import is_remote
 from fencepost.observe import registry, requests
 from fencepost.observe.events import Kind
 from fencepost.observe.observer import Observer
@@ -27,6 +27,7 @@ from fencepost.spark import inspect, keyed, poison, session, tasks, topics
 from fencepost.spark.bridge import Bridge
 from fencepost.spark.checkpoint import SparkLog
 from fencepost.spark.lock import StateLock
+from fencepost.unusable import unusable
 
 log = logging.getLogger("fencepost")
 
@@ -90,8 +91,9 @@ class Run:
         sources = [source for frame in frames.values() for source in inspect.sources_of(frame)]
         jar = chosen.bridge != "foreach_batch" and session.bring_jar(spark)
         bridge = beginning.bridge(spark, chosen, jar=jar)
-        store = LocalStore(chosen.checkpoint)
+        store = store_at(chosen.checkpoint)
         try:
+            beginning.check_place(spark, store, chosen.job)
             formats = beginning.formats(spark, frames, SparkLog(store), chosen)
             begun = SparkLog(store).identity().ledgers
         except OSError as error:
@@ -129,12 +131,12 @@ class Run:
         fixed = driver.book.state.lineage.formats
         try:
             stale.sweep(chosen.checkpoint)
-            doctor.check_newest(Path(chosen.checkpoint), driver.book.state)
+            doctor.check_newest(place(chosen.checkpoint), driver.book.state)
             _cut_state(lock, driver, chosen)
             beginning.check_sources(store, driver, sources, found or topics.find(spark, sources, chosen.job))
             keyed.check_beside(fixed, frames, chosen.job)
             session.trust_the_ledger(spark)
-            files = session.use_durable_files(spark) if jar else {}
+            files = session.checkpoint_files(spark, chosen.checkpoint) if jar or is_remote(store.root) else {}
             wanted = {**fixed, **files, **paces, **session.keeping(keep)}
             tasks.name_owner(spark, driver.lineage, driver.book.writer)
             with session.settings(spark, wanted):
@@ -258,7 +260,7 @@ class Run:
             # Spark itself may be the first to stumble over what a newer driver did to its log or its staged files.
             if (fenced := self._driver.fenced()) is not None:
                 raise fenced from failed
-            doctor.check_newest(Path(self._driver.checkpoint), self._driver.book.state, str(failed))
+            doctor.check_newest(place(self._driver.checkpoint), self._driver.book.state, str(failed))
             raise from_spark(failed, self._driver.book.state.lineage.job) from failed
 
     def _release(self) -> None:
@@ -267,7 +269,7 @@ class Run:
             log.warning("job %s: tasks of the query still run; no other may use its state before they end", job)
 
 
-def _lock(spark: Any, formats: Mapping[str, str], store: LocalStore, chosen: Settings) -> StateLock | None:
+def _lock(spark: Any, formats: Mapping[str, str], store: Store, chosen: Settings) -> StateLock | None:
     """Before recovery: a driver that may not run must not fence the one that does."""
     if state.on_heap(formats) or (not formats and SparkLog(store).has_state_of_format_1()):
         return StateLock.take(spark, chosen.checkpoint, chosen.job)

@@ -17,7 +17,7 @@ from typing import Any
 
 from fencepost.errors import BadConfig, CheckpointRefused, Where
 from fencepost.guarantee import Guarantee, Link
-from fencepost.ledger import LocalStore
+from fencepost.ledger import store_at
 from fencepost.ledger.names import record_name
 from fencepost.protocol.records import Damaged, Lineage, decode
 from fencepost.spark import inspect, session
@@ -73,7 +73,7 @@ def begun(checkpoint: str) -> Lineage | None:
 
     A ledger that cannot be read says nothing here: recovery refuses it, in its own words.
     """
-    store = LocalStore(checkpoint)
+    store = store_at(checkpoint)
     try:
         found = SparkLog(store).identity()
         known = found.metadata if found.metadata in found.ledgers else "".join(found.ledgers[:1])

@@ -1,4 +1,4 @@
-"""Checkpoints in memory: one folder per job, gone with the process that made it.
+"""Folders that are gone with the process that made them: checkpoints in memory, and copies of remote files.
 
     /dev/shm/fencepost-<user>/<random>/<job>       where there is no such place, the folder for temporary files
     /dev/shm/fencepost-<user>/<random>.lock        held by the process, so that others see whether it lives
@@ -22,25 +22,27 @@ from urllib.parse import quote
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - a folder of our own in it, not a file that others can guess
 
 _lock = threading.Lock()
-_mine: dict[int, tuple[Path, IO[bytes]]] = {}
-"""By process, for a fork has a folder of its own: its folder, and the open lock file."""
+_mine: dict[tuple[int, bool], tuple[Path, IO[bytes]]] = {}
+"""By process, for a fork has a folder of its own, and by where it is: its folder, and the open lock file."""
 
 
-def folder(job: str) -> str:
-    """The checkpoint of a job in this process: the same at every call."""
+def folder(name: str, *, on_disk: bool = False) -> str:
+    """The folder of this name in this process: the same at every call."""
+    key = os.getpid(), on_disk
     with _lock:
-        if os.getpid() not in _mine:
-            place = _place()
+        if key not in _mine:
+            place = _place(on_disk=on_disk)
             sweep(place)
-            _mine[os.getpid()] = _make(place)
+            _mine[key] = _make(place)
             atexit.register(remove)
-        return str(_mine[os.getpid()][0] / quote(job, safe=""))
+        return str(_mine[key][0] / quote(name, safe=""))
 
 
 def remove() -> None:
-    """Let go of this process's checkpoints."""
-    if (mine := _mine.pop(os.getpid(), None)) is not None:
-        _delete(*mine)
+    """Let go of this process's folders."""
+    for on_disk in (False, True):
+        if (mine := _mine.pop((os.getpid(), on_disk), None)) is not None:
+            _delete(*mine)
 
 
 def sweep(place: Path) -> None:
@@ -59,8 +61,9 @@ def sweep(place: Path) -> None:
             file.close()
 
 
-def _place() -> Path:
-    root = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
+def _place(*, on_disk: bool) -> Path:
+    shared = os.access(SHARED_MEMORY, os.W_OK) and not on_disk
+    root = SHARED_MEMORY if shared else Path(tempfile.gettempdir())
     place = root / f"fencepost-{os.getuid()}"
     place.mkdir(mode=0o700, exist_ok=True)
     if place.stat().st_uid != os.getuid():  # somebody took the name: a folder that nobody can foresee

@@ -23,7 +23,7 @@ from kinds import KINDS
 from streams import Place
 
 from fencepost import faults
-from fencepost.checkpoints import manifest, savepoint
+from fencepost.checkpoints import copying, manifest, savepoint
 from fencepost.checkpoints.hidden import sweep
 from fencepost.checkpoints.manifest import find, home, load
 from fencepost.checkpoints.parts import Part, Problem, parts_of
@@ -124,7 +124,7 @@ def test_a_damaged_checkpoint_does_not_become_a_savepoint(root: Path, monkeypatc
 
 def test_a_file_that_retention_took_leads_to_another_attempt(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[str] = []
-    examine = savepoint.examine
+    examine = copying.examine
 
     def and_take(root: Path, part: Part, to: Any = None) -> Any:
         if part.kind == "state" and not taken:
@@ -132,7 +132,7 @@ def test_a_file_that_retention_took_leads_to_another_attempt(root: Path, monkeyp
             return None, Problem(part.name, "missing", "it is missing")
         return examine(root, part, to)
 
-    monkeypatch.setattr(savepoint, "examine", and_take)
+    monkeypatch.setattr(copying, "examine", and_take)
     made = create(root)
     assert taken[0] in made.files
     assert [] == verify(made)

@@ -14,7 +14,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import inf
-from pathlib import Path
 from typing import Literal
 
 from fencepost.checkpoints import savepoint as savepoints
@@ -24,7 +23,7 @@ from fencepost.checkpoints.parts import Part, examine, not_whole, parts_of
 from fencepost.checkpoints.reader import read
 from fencepost.checkpoints.sums import measure
 from fencepost.errors import CheckpointRefused, FencepostError, Where
-from fencepost.ledger import LocalStore
+from fencepost.ledger import Place, RemotePath, Unanswered, seen, store_at
 from fencepost.ledger.names import ledger_folder
 from fencepost.protocol.order import State
 from fencepost.protocol.records import Damaged, decode, digest
@@ -35,6 +34,8 @@ Cure = Literal["start", "copy", "restore", "person"]
 STALE_FEW = 100
 READ_AT_START = 200_000_000
 """Bytes of state; about two seconds."""
+FETCHED_AT_START = 20_000_000
+"""The same, from another machine."""
 
 BY_ITSELF = "Nothing: the next start puts it right, from the ledger."
 
@@ -49,7 +50,7 @@ class Finding:
     what: str
     cure: Cure
     next: str
-    source: Path | None = None
+    source: Place | None = None
     """The file whose bytes are the right ones."""
 
 
@@ -68,7 +69,7 @@ class Diagnosis:
         return not self.findings
 
 
-def diagnose(checkpoint: Path, savepoint_folders: Iterable[Path] = ()) -> Diagnosis:
+def diagnose(checkpoint: Place, savepoint_folders: Iterable[Place] = ()) -> Diagnosis:
     """Look everything over that the next start needs. `savepoint_folders` are looked into besides the usual one."""
     root = checkpoint.absolute()
     try:
@@ -77,7 +78,7 @@ def diagnose(checkpoint: Path, savepoint_folders: Iterable[Path] = ()) -> Diagno
             state = read(root)
         except CheckpointRefused as error:
             return Diagnosis("", -1, tuple(_of_the_ledger(root, error, copies)))
-        return Diagnosis(state.lineage.job, state.done_through, tuple(_of_the_rest(root, state, copies)))
+        return Diagnosis(state.lineage.job, state.done_through, tuple(_of_the_rest(seen(root), state, copies)))
     except OSError as error:
         what = f"{error.filename or 'something'} cannot be read: {error.strerror}"
         cure = (
@@ -86,21 +87,29 @@ def diagnose(checkpoint: Path, savepoint_folders: Iterable[Path] = ()) -> Diagno
         return Diagnosis("", -1, (Finding("unreadable", ".", what, "person", cure),))
 
 
-def repair(checkpoint: Path, diagnosis: Diagnosis) -> list[Finding]:
+def repair(checkpoint: Place, diagnosis: Diagnosis) -> list[Finding]:
     """Put back what a savepoint has; return what was put back. The damaged file is kept beside it."""
     root = checkpoint.absolute()
     done = []
     for finding in diagnosis.findings:
         if finding.cure == "copy" and finding.source is not None:
-            path = root / finding.name
-            if path.exists():
-                path.rename(path.with_name(f".{path.name}.damaged"))
-            LocalStore(root).replace(finding.name, finding.source.read_bytes())
+            _keep(root / finding.name)
+            store_at(root).replace(finding.name, finding.source.read_bytes())
             done.append(finding)
     return done
 
 
-def check_newest(checkpoint: Path, state: State, said: str | None = None) -> None:
+def _keep(path: Place) -> None:
+    """The damaged one, beside it: nobody has looked at it yet."""
+    if not path.exists():
+        return
+    if isinstance(path, RemotePath):
+        store_at(path.parent).replace(f".{path.name}.damaged", path.read_bytes())
+    else:
+        path.rename(path.with_name(f".{path.name}.damaged"))
+
+
+def check_newest(checkpoint: Place, state: State, said: str | None = None) -> None:
     """Refuse a newest epoch that is not whole; before a start, for Spark would find out late, and say less.
 
     Large state is left to Spark: it compares the same sums, and to read it twice would take too long. `said` is what
@@ -110,7 +119,8 @@ def check_newest(checkpoint: Path, state: State, said: str | None = None) -> Non
         return
     if state.newest is None:
         return
-    wrong = not_whole(checkpoint, state.newest.epoch, state, READ_AT_START if said is None else inf)
+    at_start = FETCHED_AT_START if isinstance(checkpoint, RemotePath) else READ_AT_START
+    wrong = not_whole(checkpoint, state.newest.epoch, state, at_start if said is None else inf)
     if wrong:
         offers = ", ".join(str(one.path) for one in reversed(_good(find(checkpoint)[0], state))) or "none is there"
         raise CheckpointRefused(
@@ -123,9 +133,9 @@ def check_newest(checkpoint: Path, state: State, said: str | None = None) -> Non
         )
 
 
-def _of_the_ledger(root: Path, error: FencepostError, copies: list[Savepoint]) -> Iterator[Finding]:
+def _of_the_ledger(root: Place, error: FencepostError, copies: list[Savepoint]) -> Iterator[Finding]:
     """Something stands in the way of reading the ledger at all."""
-    log = SparkLog(LocalStore(root))
+    log = SparkLog(store_at(root))
     if error.code != "ledger_damaged":
         lineages = log.identity().ledgers
         if error.code == "no_ledger" and len(lineages) == 1:
@@ -136,7 +146,7 @@ def _of_the_ledger(root: Path, error: FencepostError, copies: list[Savepoint]) -
         return
     lineage = log.identity().metadata or log.identity().ledgers[0]
     folder = ledger_folder(lineage)
-    names = [name for name in LocalStore(root).list(folder) if name.endswith(".json")]
+    names = [name for name in store_at(root).list(folder) if name.endswith(".json")]
     bad = dict(_broken_records(root / folder, names))
     way_out = _restore(copies)
     for name, what in bad.items():
@@ -145,18 +155,21 @@ def _of_the_ledger(root: Path, error: FencepostError, copies: list[Savepoint]) -
         yield Finding("ledger_damaged", folder, error.what, "restore", way_out)
 
 
-def _broken_records(folder: Path, names: list[str]) -> Iterator[tuple[str, str]]:
+def _broken_records(folder: Place, names: list[str]) -> Iterator[tuple[str, str]]:
     """Records that are not whole, not where they belong, missing, or not followed by the one that follows them."""
     whole: dict[int, tuple[str, bytes]] = {}
     oldest = 1
     for name in names:
         try:
-            record = decode((folder / name).read_bytes())
+            data = (folder / name).read_bytes()
+            record = decode(data)
+        except Unanswered:
+            raise
         except (Damaged, OSError) as error:
             yield name, str(error)
             continue
         if f"{record.number:020d}.json" == name and record.lineage == folder.parent.name:
-            whole[record.number] = (record.prev, (folder / name).read_bytes())
+            whole[record.number] = (record.prev, data)
             oldest = record.oldest
         else:
             yield name, f"it holds record {record.number} of lineage {record.lineage}"
@@ -169,7 +182,7 @@ def _broken_records(folder: Path, names: list[str]) -> Iterator[tuple[str, str]]
             yield name, "the record after it was written after another one"
 
 
-def _of_the_rest(root: Path, state: State, copies: list[Savepoint]) -> Iterator[Finding]:
+def _of_the_rest(root: Place, state: State, copies: list[Savepoint]) -> Iterator[Finding]:
     if state.sealed is not None:
         where = state.sealed.place or "this folder, once the command is repeated"
         yield Finding("sealed", ".", f"the lineage goes on in {where}", "person", "Start the job from there.")
@@ -188,7 +201,7 @@ def _of_the_rest(root: Path, state: State, copies: list[Savepoint]) -> Iterator[
         yield Finding("stale_files", ".", f"{left} temporary files of writers that died", "start", BY_ITSELF)
 
 
-def _of_the_log(root: Path, state: State) -> Iterator[Finding]:
+def _of_the_log(root: Place, state: State) -> Iterator[Finding]:
     """Spark's own log, where it is needed: the ledger has its text."""
     newest = state.newest
     if newest is None:
@@ -198,7 +211,7 @@ def _of_the_log(root: Path, state: State) -> Iterator[Finding]:
         _, problem = examine(root, part) if part.name in wanted else (None, None)
         if problem is not None:
             yield Finding("spark_log_differs", part.name, problem.text, "start", BY_ITSELF)
-    for epoch in SparkLog(LocalStore(root)).names("commits"):
+    for epoch in SparkLog(store_at(root)).names("commits"):
         if epoch > newest.epoch and newest.cause != "restore":
             what = f"Spark completed epoch {epoch}, and the newest decision is {newest.epoch}"
             ahead = "The query ran without fencepost, or ledger records were removed: restore them from a copy."
@@ -206,7 +219,7 @@ def _of_the_log(root: Path, state: State) -> Iterator[Finding]:
 
 
 def _with_copy(
-    root: Path, finding: Finding, copies: list[Savepoint], known: Mapping[str, Part] | None = None
+    root: Place, finding: Finding, copies: list[Savepoint], known: Mapping[str, Part] | None = None
 ) -> Finding:
     """Is there a copy of the file whose sum is the one that the checkpoint itself says?"""
     for copy in reversed(copies):
@@ -217,7 +230,7 @@ def _with_copy(
     return finding
 
 
-def _is_right(root: Path, source: Path, name: str, known: Mapping[str, Part] | None) -> bool:
+def _is_right(root: Place, source: Place, name: str, known: Mapping[str, Part] | None) -> bool:
     """The copy must fit what the checkpoint says of it: a sum in the ledger, or the side file that lies here."""
     if known is None:
         return _follows(root, source, name)
@@ -229,17 +242,18 @@ def _is_right(root: Path, source: Path, name: str, known: Mapping[str, Part] | N
     return part.side is not None and _fits_side(root, source, part)
 
 
-def _fits_side(root: Path, source: Path, part: Part) -> bool:
+def _fits_side(root: Place, source: Place, part: Part) -> bool:
     assert part.side is not None
-    inside = Path(part.name)
-    copied = source.parents[len(inside.parts) - 1]
+    copied = source
+    for _ in part.name.split("/"):
+        copied = copied.parent
     here, there = root / part.side, copied / part.side
     if not here.is_file() or not there.is_file() or here.read_bytes() != there.read_bytes():
         return False
     return examine(copied, part)[1] is None
 
 
-def _follows(root: Path, source: Path, name: str) -> bool:
+def _follows(root: Place, source: Place, name: str) -> bool:
     """A record is the right one if the record after it was written after exactly these bytes."""
     try:
         data = source.read_bytes()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fencepost.checkpoints.inside import Inside, Operator, View, frame, reading
+from fencepost.checkpoints.savepoint import is_inside
 from fencepost.errors import BadConfig, Where
 from fencepost.spark.branches import quoted
 
@@ -29,7 +30,7 @@ def check_target(inside: Inside, to: Path) -> None:
         raise BadConfig(
             "unknown_format", "The file's name says no format.", where=where, next=f"End it in {', '.join(FORMATS)}."
         )
-    if to.resolve().is_relative_to(inside.path.resolve()):
+    if is_inside(to, inside.path):
         raise BadConfig(
             "inside_the_checkpoint", "A checkpoint is only read.", where=where, next="Name a file elsewhere."
         )

@@ -15,7 +15,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -23,7 +22,7 @@ from fencepost.checkpoints.keys import matches
 from fencepost.checkpoints.parts import parts_of, sizes, snapshots
 from fencepost.checkpoints.reader import read
 from fencepost.errors import UNCHANGED, BadConfig, CheckpointRefused, FencepostError, Where
-from fencepost.ledger import LocalStore
+from fencepost.ledger import Place, place, seen, store_at
 from fencepost.protocol.order import State
 from fencepost.protocol.records import Epoch
 from fencepost.spark import session
@@ -70,7 +69,7 @@ class Operator:
 class Inside:
     """What a checkpoint holds, from its files."""
 
-    path: Path
+    path: Place
     ledger: State
     epochs: tuple[int, ...]
     """Those whose state can be read: done, and still retained."""
@@ -93,7 +92,7 @@ class Inside:
         said = "is not there yet" if wanted > self.epochs[-1] else "is no longer retained"
         if newest is not None and wanted == newest.epoch:
             said = "is decided, and no record says yet that it is done"
-        elif wanted in SparkLog(LocalStore(self.path)).names("offsets") and wanted > self.epochs[-1]:
+        elif wanted in SparkLog(store_at(self.path)).names("offsets") and wanted > self.epochs[-1]:
             said = "is not decided: it may run again and come to something else"
         raise CheckpointRefused(
             "epoch_not_readable",
@@ -152,22 +151,23 @@ class Inside:
         return found[0]
 
 
-def look(path: str | Path) -> Inside:
+def look(path: str | Place) -> Inside:
     """What a checkpoint holds now."""
-    root = Path(path).absolute()
+    root = place(path).absolute()
     ledger = read(root)
-    log = SparkLog(LocalStore(root))
+    log = SparkLog(store_at(root))
     complete = set(log.names("commits")) & set(log.names("offsets"))
     if ledger.lineage.guarantee == "exactly_once":
         complete = {epoch for epoch in complete if epoch <= ledger.done_through}
     epochs = tuple(sorted(complete))
-    found: dict[tuple[str, int], int] = sizes(root, parts_of(root, epochs[-1], ledger)) if epochs else {}
-    ids = state_ids(snapshots(root, ledger)[epochs[-1]]) if epochs else {}
-    return Inside(root, ledger, epochs, tuple(_operators(root / "state", found, ids)))
+    there = seen(root)
+    found: dict[tuple[str, int], int] = sizes(there, parts_of(there, epochs[-1], ledger)) if epochs else {}
+    ids = state_ids(snapshots(there, ledger)[epochs[-1]]) if epochs else {}
+    return Inside(root, ledger, epochs, tuple(_operators(there / "state", found, ids)))
 
 
 def _operators(
-    state: Path, found: Mapping[tuple[str, int], int], ids: Mapping[str, list[list[str]]]
+    state: Place, found: Mapping[tuple[str, int], int], ids: Mapping[str, list[list[str]]]
 ) -> Iterator[Operator]:
     folders = [entry for entry in state.iterdir() if entry.name.isdigit()] if state.is_dir() else []
     for folder in sorted(folders, key=lambda entry: int(entry.name)):
@@ -181,9 +181,10 @@ def _operators(
         yield Operator(int(folder.name), name, partitions, views, by_partition)
 
 
-def _metadata(folder: Path) -> dict[str, Any]:
+def _metadata(folder: Place) -> dict[str, Any]:
     """What Spark says of an operator; of keyed state there is a new file whenever its variables change."""
-    newer = [file for file in (folder / "_metadata" / "v2").glob("[0-9]*") if file.name.isdigit()]
+    numbered: Iterator[Place] = (folder / "_metadata" / "v2").glob("[0-9]*")
+    newer = [file for file in numbered if file.name.isdigit()]
     file = max(newer, key=lambda each: int(each.name)) if newer else folder / "_metadata" / "metadata"
     try:
         _, _, text = file.read_text().partition("\n")
@@ -219,7 +220,7 @@ def reading(spark: Any, inside: Inside, epoch: int) -> Iterator[None]:
 
     It takes provider, partitions and encoding from `offsets/N`, but not whether state files carry ids.
     """
-    text = SparkLog(LocalStore(inside.path)).read("commits", Epoch(epoch)) or ""
+    text = SparkLog(store_at(inside.path)).read("commits", Epoch(epoch)) or ""
     # Times are shown, and read in a KEY, in UTC: the zone of whoever looks is not the job's.
     wanted = {session.STATE_FORMAT: "2" if state_ids(text) else "1", "spark.sql.session.timeZone": "UTC"}
     try:

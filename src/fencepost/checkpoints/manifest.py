@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from fencepost.errors import UNCHANGED, CheckpointRefused, Where
+from fencepost.ledger import Place
 from fencepost.protocol.records import digest
 
 FORMAT = 1
@@ -27,7 +28,7 @@ class Savepoint:
     The mistake people make: starting a job on `copy` itself. A savepoint is never written to; restore it.
     """
 
-    path: Path
+    path: Place
     name: str
     job: str
     lineage: str
@@ -41,7 +42,7 @@ class Savepoint:
     format: int = FORMAT
 
     @property
-    def copy(self) -> Path:
+    def copy(self) -> Place:
         """The copied checkpoint."""
         return self.path / COPY
 
@@ -53,13 +54,13 @@ class Savepoint:
 
 def encode(savepoint: Savepoint) -> bytes:
     """As text that a person can read, with the sum over everything else; where it lies is no part of it."""
-    plain = asdict(savepoint)
+    plain = asdict(replace(savepoint, path=Path()))
     del plain["path"]
     plain["sum"] = digest(_canonical(plain))
     return json.dumps(plain, indent=1, sort_keys=True, ensure_ascii=False).encode() + b"\n"
 
 
-def load(path: Path) -> Savepoint:
+def load(path: Place) -> Savepoint:
     """The savepoint in this folder; `CheckpointRefused` if there is none, or its manifest cannot be trusted."""
     try:
         data = (path / NAME).read_bytes()
@@ -83,7 +84,7 @@ def load(path: Path) -> Savepoint:
     return found
 
 
-def find(place: Path) -> tuple[list[Savepoint], list[Path]]:
+def find(place: Place) -> tuple[list[Savepoint], list[Place]]:
     """The savepoints in a folder or of a checkpoint, oldest first; and the folders whose manifest is damaged."""
     whole, damaged = [], []
     for path in _folders(home(place) if is_checkpoint(place) else place):
@@ -94,20 +95,21 @@ def find(place: Path) -> tuple[list[Savepoint], list[Path]]:
     return sorted(whole, key=lambda found: (found.created, found.name)), damaged
 
 
-def home(checkpoint: Path) -> Path:
+def home(checkpoint: Place) -> Place:
     """Where a checkpoint's savepoints go if nobody says otherwise: beside it, for they outlive it."""
     whole = checkpoint.absolute()
     return whole.with_name(f"{whole.name}.savepoints")
 
 
-def is_checkpoint(path: Path) -> bool:
+def is_checkpoint(path: Place) -> bool:
     """Does it look like one?"""
     return (path / "fencepost").is_dir() and (path / "metadata").exists()
 
 
-def _folders(place: Path) -> list[Path]:
+def _folders(place: Place) -> list[Place]:
     try:
-        return sorted(path for path in place.iterdir() if path.name[0] != "." and (path / NAME).exists())
+        found = (path for path in place.iterdir() if path.name[0] != "." and (path / NAME).exists())
+        return sorted(found, key=str)
     except (FileNotFoundError, NotADirectoryError):
         return []
 
@@ -116,7 +118,7 @@ def _canonical(plain: Mapping[str, Any]) -> bytes:
     return json.dumps(plain, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def _refused(code: str, what: str, path: Path) -> CheckpointRefused:
+def _refused(code: str, what: str, path: Place) -> CheckpointRefused:
     return CheckpointRefused(
         code,
         what,

@@ -19,13 +19,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import inf
-from pathlib import Path
+from pathlib import PurePosixPath
 from typing import BinaryIO, Literal
 
 from fencepost.checkpoints import state_files
 from fencepost.checkpoints.reader import read
 from fencepost.checkpoints.sums import HADOOP_MAGIC, Measured, measure
-from fencepost.ledger import LocalStore
+from fencepost.ledger import Place, Unanswered, each, place, seen, store_at
 from fencepost.ledger.names import record_name
 from fencepost.protocol.order import State
 from fencepost.protocol.records import Damaged, Decision, Epoch, decode, digest
@@ -81,28 +81,30 @@ class Problem:
         return f"{self.name}: {self.text}"
 
 
-def parts_of(root: Path, epoch: int, state: State | None = None) -> list[Part]:
+def parts_of(root: Place, epoch: int, state: State | None = None) -> list[Part]:
     """Every file that `epoch` rests on; `CheckpointRefused` if there is no ledger to trust.
 
     `state` spares reading the ledger again. A file that ought to be there is listed, whether it is or not.
     """
-    root = Path(root)
     state = state or read(root)
+    root = seen(place(root))
     found = {part.name: part for part in _all(root, Epoch(epoch), state)}
     sums = state.files
     return [replace(part, sha256=part.sha256 or sums.get(name)) for name, part in found.items()]
 
 
-def problems(root: Path, parts: Iterable[Part]) -> list[Problem]:
+def problems(root: Place, parts: Iterable[Part]) -> list[Problem]:
     """What is missing, torn or changed among them; nothing if they are whole as far as anybody knows their sums."""
-    return [found for part in parts for _, found in [examine(Path(root), part)] if found is not None]
+    root = place(root)
+    return [found for _, found in each(root, lambda part: examine(root, part), parts) if found is not None]
 
 
-def not_whole(root: Path, epoch: int, state: State, most: float = inf) -> list[Problem]:
+def not_whole(root: Place, epoch: int, state: State, most: float = inf) -> list[Problem]:
     """What of an epoch recovery does not mend: state, schemas and source logs. Spark's log it writes from the ledger.
 
     Of state of more than `most` bytes only the names are looked at.
     """
+    root = seen(root)
     rests = [part for part in parts_of(root, epoch, state) if part.kind in ("state", "schema", "source")]
     if sum(sizes(root, rests).values()) <= most:
         return problems(root, rests)
@@ -110,7 +112,7 @@ def not_whole(root: Path, epoch: int, state: State, most: float = inf) -> list[P
     return problems(root, [*gone, *(part for part in rests if part.kind != "state")])
 
 
-def sizes(root: Path, parts: Iterable[Part]) -> dict[tuple[str, int], int]:
+def sizes(root: Place, parts: Iterable[Part]) -> dict[tuple[str, int], int]:
     """Bytes of state by operator and partition."""
     found: Counter[tuple[str, int]] = Counter()
     for part in parts:
@@ -120,21 +122,30 @@ def sizes(root: Path, parts: Iterable[Part]) -> dict[tuple[str, int], int]:
     return dict(found)
 
 
-def examine(root: Path, part: Part, to: BinaryIO | None = None) -> tuple[Measured | None, Problem | None]:
+def examine(root: Place, part: Part, to: BinaryIO | None = None) -> tuple[Measured | None, Problem | None]:
     """Read one part, once, in pieces; with `to`, copy it on the way."""
     path = root / part.name
     try:
-        side = (root / part.side).read_bytes() if part.side and (root / part.side).exists() else None
+        side = _side(root / part.side) if part.side else None
         every = int.from_bytes(side[4:8], "big") if side and not part.spark_side else 0
         measured = measure(path, crc32c=part.spark_side, hadoop_every=every if 0 < every <= 1 << 20 else None, to=to)
         return measured, next(_complaints(path, part, measured, side), None)
     except FileNotFoundError:
         return None, Problem(part.name, "missing", "it is missing")
+    except Unanswered:
+        raise  # it may be whole: who knows
     except OSError as error:
         return None, Problem(part.name, "unreadable", f"it cannot be read ({error.strerror})")
 
 
-def _complaints(path: Path, part: Part, measured: Measured, side: bytes | None) -> Iterator[Problem]:
+def _side(path: Place) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def _complaints(path: Place, part: Part, measured: Measured, side: bytes | None) -> Iterator[Problem]:
     """The first is the plainest."""
     if measured.size == 0 and part.kind not in MAY_BE_EMPTY:
         yield Problem(part.name, "empty", "it is empty")
@@ -145,9 +156,9 @@ def _complaints(path: Path, part: Part, measured: Measured, side: bytes | None) 
     if part.kind == "ledger":
         yield from _not_the_record(path, part)
     if part.side is not None and side is None:
-        yield Problem(part.name, "no_sum", f"its sum {Path(part.side).name} is missing")
+        yield Problem(part.name, "no_sum", f"its sum {PurePosixPath(part.side).name} is missing")
     elif part.side is not None and not (_as_spark_says if part.spark_side else _as_hadoop_says)(measured, side or b""):
-        yield Problem(part.name, "sum", f"it and its sum {Path(part.side).name} do not match")
+        yield Problem(part.name, "sum", f"it and its sum {PurePosixPath(part.side).name} do not match")
     if path.suffix == ".zip" and state_files.tables_of(path) is None:
         yield Problem(part.name, "unreadable", "it is no snapshot of RocksDB's")
 
@@ -168,7 +179,7 @@ def _as_hadoop_says(measured: Measured, side: bytes) -> bool:
     return side[:4] == HADOOP_MAGIC and side[8:] == measured.hadoop
 
 
-def _not_the_record(path: Path, part: Part) -> Iterator[Problem]:
+def _not_the_record(path: Place, part: Part) -> Iterator[Problem]:
     """The whole chain is `read`'s business; here, that this file still holds the record of its number."""
     try:
         record = decode(path.read_bytes())
@@ -179,7 +190,7 @@ def _not_the_record(path: Path, part: Part) -> Iterator[Problem]:
         yield Problem(part.name, "sum", f"it holds record {record.number} of lineage {record.lineage}")
 
 
-def _all(root: Path, epoch: Epoch, state: State) -> Iterator[Part]:
+def _all(root: Place, epoch: Epoch, state: State) -> Iterator[Part]:
     yield from _log_parts(root, epoch, state)
     yield from _source_parts(root, epoch, state)
     for file in state_files.find(root, epoch, snapshots(root, state)):
@@ -198,18 +209,19 @@ def _all(root: Path, epoch: Epoch, state: State) -> Iterator[Part]:
     yield from _own_parts(root, epoch, state)
 
 
-def snapshots(root: Path, state: State) -> dict[int, str]:
+def snapshots(root: Place, state: State) -> dict[int, str]:
     """The text of `commits/<epoch>` for every epoch that is known: the ledger's word first, then Spark's."""
-    log = SparkLog(LocalStore(root))
-    found = {int(epoch): log.read("commits", Epoch(epoch)) or "" for epoch in log.names("commits")}
-    return found | {int(decision.epoch): decision.snapshot for _, decision in state.decisions}
+    log = SparkLog(store_at(root))
+    decided = {int(decision.epoch): decision.snapshot for _, decision in state.decisions}
+    others = [epoch for epoch in log.names("commits") if epoch not in decided]
+    return {epoch: log.read("commits", Epoch(epoch)) or "" for epoch in others} | decided
 
 
-def _log_parts(root: Path, epoch: Epoch, state: State) -> Iterator[Part]:
+def _log_parts(root: Place, epoch: Epoch, state: State) -> Iterator[Part]:
     # It is written in one way only, by us as by Spark, so its sum is known without having been kept.
     metadata = json.dumps({"id": state.lineage_id}, separators=(",", ":")).encode()
     yield from _with_side(root, Part("metadata", "log", sha256=digest(metadata)))
-    log = SparkLog(LocalStore(root))
+    log = SparkLog(store_at(root))
     decided: dict[int, Decision] = {int(decision.epoch): decision for _, decision in state.decisions}
     for folder in ("offsets", "commits"):
         # Spark wants the newest epoch and the one before; older ones are for whoever looks back.
@@ -222,11 +234,11 @@ def _log_parts(root: Path, epoch: Epoch, state: State) -> Iterator[Part]:
             yield from _with_side(root, Part(f"{folder}/{number}", "log", sha256=known))
 
 
-def _source_parts(root: Path, epoch: Epoch, state: State) -> Iterator[Part]:
-    store = LocalStore(root)
+def _source_parts(root: Place, epoch: Epoch, state: State) -> Iterator[Part]:
+    store = store_at(root)
     log = SparkLog(store)
     offsets = {d.epoch: d.offsets for _, d in state.decisions}.get(epoch) or log.read("offsets", epoch)
-    later = {stray.name for stray in log.strays(epoch, offsets)}
+    later = {stray.name for stray in log.source_strays(offsets)}
     for source in store.list("sources"):
         entries = {n: f"sources/{source}/{name}" for n, name in log.source_entries(source)}
         entries = {n: name for n, name in entries.items() if name not in later}
@@ -240,17 +252,17 @@ def _source_parts(root: Path, epoch: Epoch, state: State) -> Iterator[Part]:
         yield Part(f"{DEPARTED}/{name}", "source")
 
 
-def _own_parts(root: Path, epoch: Epoch, state: State) -> Iterator[Part]:
+def _own_parts(root: Place, epoch: Epoch, state: State) -> Iterator[Part]:
     lineage = state.lineage_id
     # An epoch that is not decided has lost its record: the newest one leaves no hole behind.
     end = state.last + (2 if epoch >= state.next_epoch else 1)
     for number in (0, *range(max(1, state.oldest), end)):
         yield Part(record_name(lineage, number), "ledger")
-    for topic in LocalStore(root).list(f"fencepost/{lineage}/topics"):
+    for topic in store_at(root).list(f"fencepost/{lineage}/topics"):
         yield Part(f"fencepost/{lineage}/topics/{topic}", "topics")
 
 
-def _with_side(root: Path, part: Part) -> Iterator[Part]:
+def _with_side(root: Place, part: Part) -> Iterator[Part]:
     """With Hadoop's side file, where plain Spark wrote one."""
     folder, _, name = part.name.rpartition("/")
     side = f"{folder}/.{name}.crc".lstrip("/")

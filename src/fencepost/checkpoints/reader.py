@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from fencepost.errors import UNCHANGED, CheckpointRefused, Where
-from fencepost.ledger import LocalStore
+from fencepost.ledger import Place, Store, place, store_at
 from fencepost.ledger.names import ledger_folder, record_name
 from fencepost.protocol.append import read_ledger
 from fencepost.protocol.effects import Names, Read, Step
@@ -14,10 +13,10 @@ from fencepost.protocol.order import State
 from fencepost.spark.checkpoint import SparkLog
 
 
-def read(path: str | Path) -> State:
+def read(path: str | Place) -> State:
     """What a checkpoint's ledger says now, verified record by record; `CheckpointRefused` if it cannot be trusted."""
     where = Where(path=str(path))
-    store = LocalStore(path)
+    store = store_at(path)
     log = SparkLog(store)
     try:
         found = log.identity()
@@ -28,7 +27,7 @@ def read(path: str | Path) -> State:
             what = "has no ledger of the query that its metadata names" if found.ledgers else "holds no ledger"
             raise CheckpointRefused(
                 "no_ledger",
-                f"The folder {what}." if Path(path).is_dir() else "There is no such folder.",
+                f"The folder {what}." if place(path).is_dir() else "There is no such folder.",
                 where=where,
                 safe=UNCHANGED,
                 next="Give the folder that the job has as checkpoint=…; it holds `metadata` and `fencepost`.",
@@ -47,7 +46,7 @@ def read(path: str | Path) -> State:
         raise
 
 
-def _run(step: Step[State], store: LocalStore) -> State:
+def _run(step: Step[State], store: Store) -> State:
     """The protocol asks for two things only; whoever just looks needs nothing of what writes rows."""
     answer: Any = None
     while True:
@@ -60,6 +59,7 @@ def _run(step: Step[State], store: LocalStore) -> State:
             case Names(lineage=lineage):
                 names = store.list(ledger_folder(lineage))
                 answer = tuple(int(name[:-5]) for name in names if name.endswith(".json") and name[:-5].isdigit())
+                store.expect(record_name(lineage, number) for number in answer)
             case Read(lineage=lineage, number=number):
                 answer = store.read(record_name(lineage, number))
             case _:

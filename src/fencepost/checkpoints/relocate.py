@@ -8,26 +8,30 @@ Left alone, the copy works until the folder it came from is deleted, and then do
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from collections.abc import Iterator
+from pathlib import PurePosixPath
 
 from fencepost.checkpoints.state_files import schema_paths
-from fencepost.ledger import LocalStore
+from fencepost.ledger import Place, RemotePath, store_at, way
 
 
-def relocate(root: Path, place: Path | None = None) -> list[str]:
+def relocate(root: Place, place: Place | None = None) -> list[str]:
     """Make every such path point into `root`, or where it is going to be; return the files that were changed."""
-    store, changed = LocalStore(root), []
-    here = Path(root).absolute()
-    for file in sorted(here.glob("state/*/_metadata/v2/[0-9]*")):
+    store, changed = store_at(root), []
+    here = root.absolute()
+    there = place or here
+    start = str(there) if isinstance(there, RemotePath) else f"file:{there}"
+    found: Iterator[Place] = here.glob("state/*/_metadata/v2/[0-9]*")
+    for file in sorted(found, key=str):
         text = file.read_text()
-        name = file.relative_to(here).as_posix()
+        name = way(file, here)
         for path in schema_paths(file):
             inside = "/".join(path.split("/")[-5:])  # state/<operator>/_stateSchema/<store>/<file>
             text = text.replace(
-                json.dumps(path, ensure_ascii=False), json.dumps(f"file:{place or here}/{inside}", ensure_ascii=False)
+                json.dumps(path, ensure_ascii=False), json.dumps(f"{start}/{inside}", ensure_ascii=False)
             )
         if text != file.read_text():
-            store.delete(f"{Path(name).parent.as_posix()}/.{file.name}.crc")  # its stale Hadoop sum goes first
+            store.delete(f"{PurePosixPath(name).parent}/.{file.name}.crc")  # its stale Hadoop sum goes first
             store.replace(name, text.encode())
             changed.append(name)
     return changed

@@ -22,10 +22,10 @@ from fencepost.checkpoints.manifest import Savepoint
 from fencepost.checkpoints.reader import read
 from fencepost.checkpoints.relocate import relocate
 from fencepost.checkpoints.restore import copy_file
-from fencepost.driver import this_process, unusable
+from fencepost.driver import this_process
 from fencepost.errors import UNCHANGED, BadConfig, CheckpointRefused, Where
 from fencepost.failures import names_of
-from fencepost.ledger import LocalStore
+from fencepost.ledger import Place, RemotePath, store_at, way
 from fencepost.ledger.local import sync_folder
 from fencepost.perform import Performer
 from fencepost.protocol import effects as e
@@ -35,15 +35,18 @@ from fencepost.protocol.records import Epoch
 from fencepost.spark import session
 from fencepost.spark.checkpoint import SparkLog, state_ids
 from fencepost.times import now
+from fencepost.unusable import unusable
 
 
-def rescale(checkpoint: Path, partitions: int, spark: Callable[[], Any]) -> tuple[Epoch, Savepoint]:
+def rescale(checkpoint: Place, partitions: int, spark: Callable[[], Any]) -> tuple[Epoch, Savepoint]:
     """Do it; return the epoch that does, and the savepoint of before. `spark` makes a session, once it is needed."""
     root = checkpoint.absolute()
+    if isinstance(root, RemotePath):
+        raise _not_there(root)
     state = read(root)
     _check(root, state, partitions)
     kept = savepoints.create(root, name=f"before-rescale-{state.done_through}-{uuid.uuid4().hex[:6]}")
-    store = LocalStore(root)
+    store = store_at(root)
 
     def repartition(effect: e.Repartition) -> e.Repartitioned:
         with hidden_folder(root) as work:
@@ -58,6 +61,17 @@ def rescale(checkpoint: Path, partitions: int, spark: Callable[[], Any]) -> tupl
         raise unusable(error, state.lineage.job, str(root)) from error
 
 
+def _not_there(root: RemotePath) -> BadConfig:
+    return BadConfig(
+        "local_only",
+        "A state is repartitioned in a copy beside the checkpoint, on a local disk.",
+        where=Where(path=str(root)),
+        safe=UNCHANGED,
+        next="Make a savepoint, restore it into a local folder (--parent this one), rescale that, and bring it back "
+        "the same way: fencepost savepoint create … --to, fencepost savepoint restore … --to.",
+    )
+
+
 def _check(root: Path, state: State, partitions: int) -> None:
     """Refuse before anything is changed or copied."""
     where = Where(job=state.lineage.job, path=str(root))
@@ -67,7 +81,7 @@ def _check(root: Path, state: State, partitions: int) -> None:
         raise BadConfig("bad_partitions", f"There cannot be {partitions} partitions.", where=where, next="At least 1.")
     ids = state_ids(state.newest.snapshot)
     if not ids:
-        on_heap = bool(LocalStore(root).list("state"))
+        on_heap = bool(store_at(root).list("state"))
         raise BadConfig(
             "rescale_needs_rocksdb" if on_heap else "nothing_to_rescale",
             "Its state is of format 1 (the heap's, or an adopted checkpoint's), which Spark cannot repartition."
@@ -92,12 +106,13 @@ def _check(root: Path, state: State, partitions: int) -> None:
 def _in_a_copy(spark: Any, kept: Savepoint, work: Path, root: Path, effect: e.Repartition) -> e.Repartitioned:
     if kept.epoch != effect.epoch:
         raise _failed(root, f"the copy is of epoch {kept.epoch}, and the newest is {effect.epoch}")
+    assert isinstance(kept.copy, Path)
     shutil.copytree(kept.copy, work, dirs_exist_ok=True)
     relocate(work)
     before = set(_files(work))
     faults.reach("rescale.copied")
     formats = {**session.FORMATS, **kept.formats}
-    files = session.use_durable_files(spark) if session.bring_jar(spark) else {}
+    files = session.checkpoint_files(spark, str(work)) if session.bring_jar(spark) else {}
     try:
         with session.settings(spark, {**formats, **files}):
             spark._streamingCheckpointManager.repartition(str(work), effect.partitions, True)
@@ -105,7 +120,7 @@ def _in_a_copy(spark: Any, kept: Savepoint, work: Path, root: Path, effect: e.Re
         raise _failed(root, f"Spark's repartition ended with {names_of(error)}") from error
     faults.reach("rescale.repartitioned")
     relocate(work, root)
-    log = SparkLog(LocalStore(work))
+    log = SparkLog(store_at(work))
     number = Epoch(effect.epoch + 1)
     offsets, snapshot = log.read("offsets", number), log.read("commits", number)
     if not offsets or not snapshot or {len(p) for p in state_ids(snapshot).values()} != {effect.partitions}:
@@ -118,12 +133,12 @@ def _in_a_copy(spark: Any, kept: Savepoint, work: Path, root: Path, effect: e.Re
         faults.reach("rescale.state_copied")
     for folder in folders:
         sync_folder(folder)
-    added = SparkLog(LocalStore(root))
+    added = SparkLog(store_at(root))
     return e.Repartitioned(offsets, snapshot, added.sums(added.schema_files()))
 
 
 def _files(root: Path) -> list[str]:
-    return [path.relative_to(root).as_posix() for path in (root / "state").rglob("*") if path.is_file()]
+    return [way(path, root) for path in (root / "state").rglob("*") if path.is_file()]
 
 
 def _failed(root: Path, what: str) -> CheckpointRefused:

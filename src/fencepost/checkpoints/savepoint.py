@@ -4,7 +4,8 @@
                  ▲                    │ a part is gone: retention took it
                  └────────────────────┘ again, with a newer epoch
 
-Everything happens in a hidden folder that gets its name in one step: there is no half savepoint.
+Everything happens in a hidden folder that gets its name in one step: there is no half savepoint. On a remote store the
+manifest is created exclusively, last: what has none is no savepoint.
 """
 
 from __future__ import annotations
@@ -13,17 +14,22 @@ import os
 import re
 import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
 import fencepost
 from fencepost import faults
+from fencepost.checkpoints.claimed import BEGUN, Claim, claimed, clear
+from fencepost.checkpoints.copying import copy_part
 from fencepost.checkpoints.hidden import hidden, hidden_folder, sweep
 from fencepost.checkpoints.manifest import COPY, NAME, Savepoint, encode, home
 from fencepost.checkpoints.parts import Part, Problem, examine, parts_of, sizes
 from fencepost.checkpoints.reader import read
-from fencepost.checkpoints.sums import NotWritten
+from fencepost.checkpoints.sums import Measured, NotWritten
 from fencepost.errors import BadConfig, CheckpointRefused, Refused, Where
+from fencepost.ledger import Place, RemotePath, each, seen, store_at, way
 from fencepost.ledger.local import make_folder, sync_folder
 from fencepost.protocol.order import State
 
@@ -32,20 +38,18 @@ PAUSE_S = 0.1
 UNTOUCHED = "Safe: the checkpoint was only read, and no savepoint was made."
 
 
-def create(checkpoint: Path, *, name: str | None = None, to: Path | None = None) -> Savepoint:
+def create(checkpoint: Place, *, name: str | None = None, to: Place | None = None) -> Savepoint:
     """Copy the newest epoch that is done, verified on the way; raise, with nothing listed, if that cannot be."""
     root = checkpoint.absolute()
     for attempt in range(1, ATTEMPTS + 1):
         state = _fit(root)
         place = _place(root, name or _default_name(state), to)
         try:
-            make_folder(place.parent)
-            sweep(place.parent)
-            with hidden_folder(place) as temp:
+            with _making(place) as (half, claim):
                 faults.reach("savepoint.begun")
-                files, found = _copy(root, state, temp)
+                files, found = _copy(root, state, half)
                 if not found:
-                    return _finish(_describe(state, place, files), state, temp)
+                    return _finish(_describe(state, place, files), state, half, claim)
         except (OSError, NotWritten) as error:
             raise CheckpointRefused(
                 "savepoint_not_written",
@@ -68,21 +72,22 @@ def create(checkpoint: Path, *, name: str | None = None, to: Path | None = None)
 
 def verify(savepoint: Savepoint) -> list[Problem]:
     """Every file against the manifest, and the copy as a checkpoint in itself; nothing if all is well."""
-    copy, wanted = savepoint.copy, savepoint.files
+    copy, wanted = seen(savepoint.copy), savepoint.files
     parts: dict[str, Part] = {}
     found: dict[str, Problem] = {}
     try:
         parts = {part.name: part for part in parts_of(copy, savepoint.epoch)}
     except CheckpointRefused as error:
         found[COPY] = Problem(COPY, "unreadable", error.what)
-    for name in dict.fromkeys((*parts, *wanted)):
-        measured, problem = examine(copy, parts.get(name) or Part(name, "other"))
-        if problem is None and measured is not None and (measured.size, measured.sha256) != wanted.get(name):
-            problem = Problem(name, "sum", "it is not what the manifest says")
+    names = list(dict.fromkeys((*parts, *wanted)))
+    examined = each(copy, lambda name: examine(copy, parts.get(name) or Part(name, "other")), names)
+    for name, (measured, problem) in zip(names, examined, strict=True):
         if problem is not None:
             found[name] = problem
+        elif measured is not None and (measured.size, measured.sha256) != wanted.get(name):
+            found[name] = Problem(name, "sum", "it is not what the manifest says")
     for path in copy.rglob("*"):
-        name = path.relative_to(copy).as_posix()
+        name = way(path, copy)
         if not path.is_dir() and name not in wanted:
             found.setdefault(name, Problem(name, "extra", "the manifest does not know it"))
     return list(found.values())
@@ -90,12 +95,18 @@ def verify(savepoint: Savepoint) -> list[Problem]:
 
 def state_sizes(savepoint: Savepoint) -> dict[tuple[str, int], int]:
     """Bytes of state by operator and partition."""
-    return sizes(savepoint.copy, parts_of(savepoint.copy, savepoint.epoch))
+    copy = seen(savepoint.copy)
+    return sizes(copy, parts_of(copy, savepoint.epoch))
 
 
 def delete(savepoint: Savepoint) -> None:
     """Remove it, all or nothing as far as anybody can see."""
     path = savepoint.path.absolute()
+    if isinstance(path, RemotePath):
+        store_at(path).delete(NAME)
+        faults.reach("savepoint.manifest_deleted")
+        clear(path)
+        return
     gone = hidden(path)
     path.rename(gone)
     sync_folder(gone.parent)
@@ -103,7 +114,28 @@ def delete(savepoint: Savepoint) -> None:
     shutil.rmtree(gone, ignore_errors=True)  # nobody sees it any more, and the next sweep takes what is left
 
 
-def _fit(root: Path) -> State:
+def is_half(path: RemotePath) -> bool:
+    """Is it one that was begun there and not completed, or not deleted to the end?"""
+    names = store_at(path).list("")
+    return NAME not in names and (BEGUN in names or COPY in names)
+
+
+@contextmanager
+def _making(place: Place) -> Iterator[tuple[Place, Claim | None]]:
+    """Where the files go before it is a savepoint, and, on a remote store, the claim to its name."""
+    if isinstance(place, RemotePath):
+        with claimed(place) as claim:
+            if claim is None:
+                raise _taken(place)
+            yield place, claim
+        return
+    make_folder(place.parent)
+    sweep(place.parent)
+    with hidden_folder(place) as temp:
+        yield temp, None
+
+
+def _fit(root: Place) -> State:
     state = read(root)
     where = Where(job=state.lineage.job, path=str(root))
     if state.lineage.guarantee != "exactly_once":
@@ -130,7 +162,7 @@ def _default_name(state: State) -> str:
     return f"{job}-{state.done_through}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
 
 
-def _place(root: Path, name: str, to: Path | None) -> Path:
+def _place(root: Place, name: str, to: Place | None) -> Place:
     if not re.fullmatch(r"[\w-][\w.-]*", name):
         raise BadConfig(
             "bad_savepoint_name",
@@ -138,7 +170,7 @@ def _place(root: Path, name: str, to: Path | None) -> Path:
             next="Choose another name (--name).",
         )
     place = (to or home(root)).absolute() / name
-    if place.resolve().is_relative_to(root.resolve()):
+    if is_inside(place, root):
         raise BadConfig(
             "savepoint_inside",
             "A savepoint inside the checkpoint would be lost with it.",
@@ -150,7 +182,14 @@ def _place(root: Path, name: str, to: Path | None) -> Path:
     return place
 
 
-def _taken(place: Path) -> BadConfig:
+def is_inside(path: Place, root: Place) -> bool:
+    """Is it below it, or the same?"""
+    if isinstance(path, RemotePath) or isinstance(root, RemotePath):
+        return isinstance(path, RemotePath) and path.is_relative_to(root)
+    return path.resolve().is_relative_to(root.resolve())
+
+
+def _taken(place: Place) -> BadConfig:
     return BadConfig(
         "savepoint_exists",
         "There is something of this name already.",
@@ -160,17 +199,21 @@ def _taken(place: Path) -> BadConfig:
     )
 
 
-def _copy(root: Path, state: State, temp: Path) -> tuple[dict[str, tuple[int, str]], list[Problem]]:
+def _copy(root: Place, state: State, half: Place) -> tuple[dict[str, tuple[int, str]], list[Problem]]:
     """Copy what the newest epoch rests on: every file with its size and sum, and what is wrong with some."""
     files: dict[str, tuple[int, str]] = {}
     found: list[Problem] = []
-    for part in parts_of(root, state.done_through, state):
-        target = temp / COPY / part.name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with open(target, "xb") as out:
-            measured, problem = examine(root, part, out)
-            out.flush()
-            os.fsync(out.fileno())
+    root = seen(root)
+    parts = parts_of(root, state.done_through, state)
+
+    def copy(part: Part) -> tuple[Measured | None, Problem | None]:
+        target = half / COPY / part.name
+        if isinstance(target, Path):
+            target.parent.mkdir(parents=True, exist_ok=True)
+        return copy_part(root, part, target)
+
+    far = half if isinstance(half, RemotePath) else root
+    for part, (measured, problem) in zip(parts, each(far, copy, parts), strict=True):
         faults.reach("savepoint.copied_one")
         if measured is not None:
             files[part.name] = measured.size, measured.sha256
@@ -179,7 +222,7 @@ def _copy(root: Path, state: State, temp: Path) -> tuple[dict[str, tuple[int, st
     return files, found
 
 
-def _describe(state: State, place: Path, files: dict[str, tuple[int, str]]) -> Savepoint:
+def _describe(state: State, place: Place, files: dict[str, tuple[int, str]]) -> Savepoint:
     written_by = dict(state.driver.versions) if state.driver else {}
     return Savepoint(
         path=place,
@@ -195,11 +238,22 @@ def _describe(state: State, place: Path, files: dict[str, tuple[int, str]]) -> S
     )
 
 
-def _finish(savepoint: Savepoint, state: State, temp: Path) -> Savepoint:
+def _finish(savepoint: Savepoint, state: State, half: Place, claim: Claim | None) -> Savepoint:
     """Make the copy durable, write the manifest, give it its name."""
-    if read(temp / COPY).last_sum != state.last_sum:
+    if read(half / COPY).last_sum != state.last_sum:
         raise NotWritten("the ledger reads back changed")
     faults.reach("savepoint.copied")
+    if claim is None:
+        assert isinstance(half, Path)
+        _name(savepoint, half)
+    elif not claim.finish(NAME, encode(savepoint)):
+        raise _taken(savepoint.path)
+    return savepoint
+
+
+def _name(savepoint: Savepoint, temp: Path) -> None:
+    """A local folder becomes visible in one step."""
+    assert isinstance(savepoint.path, Path)
     with open(temp / NAME, "xb") as file:
         file.write(encode(savepoint))
         file.flush()
@@ -215,4 +269,3 @@ def _finish(savepoint: Savepoint, state: State, temp: Path) -> Savepoint:
         raise
     faults.reach("savepoint.named")
     sync_folder(savepoint.path.parent)
-    return savepoint

@@ -8,13 +8,12 @@ version above that changed. With state of format 2 a file's name carries the id 
 from __future__ import annotations
 
 import json
-import os
 import zipfile
 import zlib
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
+from fencepost.ledger import Place, RemotePath, Unanswered, each, seen, way
 from fencepost.spark.checkpoint import state_ids
 
 SNAPSHOTS = (".zip", ".snapshot")
@@ -42,44 +41,49 @@ class StateFile:
 class _Store:
     """One store of one partition: its folder, and the id that each version must have; None with format 1."""
 
-    folder: Path
+    folder: Place
     operator: str
     partition: int
     ids: Mapping[int, str] | None
 
 
-def find(root: Path, epoch: int, snapshots: Mapping[int, str]) -> Iterator[StateFile]:
+def find(root: Place, epoch: int, snapshots: Mapping[int, str]) -> Iterator[StateFile]:
     """Every state file that `epoch` rests on, there or not. `snapshots`: the texts of `commits`, by epoch."""
+    root = seen(root)
     by_epoch = {number: state_ids(text) for number, text in snapshots.items() if number <= epoch}
     newest = by_epoch.get(epoch, {})
+    summed = _are_tables_summed(root)
     for operator in sorted({*newest, *_numbered(root / "state")}, key=int):
         folder = root / "state" / operator
         yield from _schemas(root, folder, epoch)
         if operator in newest:
-            for partition, ids in enumerate(newest[operator]):
-                for place in range(len(ids)):
-                    yield from _walk(root, _located(folder, partition, place, by_epoch), epoch + 1)
+            places = ((partition, at) for partition, ids in enumerate(newest[operator]) for at in range(len(ids)))
+            stores = (_located(folder, partition, at, by_epoch) for partition, at in places)
         else:
-            for partition in sorted(map(int, _numbered(folder))):
-                for store in _stores(folder / str(partition)):
-                    yield from _walk(root, _Store(store, operator, partition, None), epoch + 1)
+            partitions = sorted(map(int, _numbered(folder)))
+            stores = (_Store(one, operator, n, None) for n in partitions for one in _stores(folder / str(n)))
+        # A snapshot is read to see what it names: far away, many of them at a time.
+        for files in each(root, lambda store: list(_walk(root, store, epoch + 1, summed=summed)), stores):
+            yield from files
 
 
-def tables_of(snapshot: Path) -> dict[str, int] | None:
+def tables_of(snapshot: Place) -> dict[str, int] | None:
     """The tables that a snapshot of RocksDB's names, by path beside it, with their sizes; None if it cannot be read."""
     try:
-        with zipfile.ZipFile(snapshot) as archive:
+        with snapshot.open("rb") as file, zipfile.ZipFile(file) as archive:
             if archive.testzip() is not None:
                 return None
             _, _, text = archive.read("metadata").decode().partition("\n")
         said = json.loads(text)
         tables = {f"SSTs/{file['dfsSstFileName']}": file["sizeBytes"] for file in said["sstFiles"]}
         return tables | {f"logs/{file['dfsLogFileName']}": file["sizeBytes"] for file in said.get("logFiles") or ()}
+    except Unanswered:
+        raise
     except BAD_ZIP:
         return None
 
 
-def _located(folder: Path, partition: int, place: int, by_epoch: Mapping[int, dict[str, list[list[str]]]]) -> _Store:
+def _located(folder: Place, partition: int, place: int, by_epoch: Mapping[int, dict[str, list[list[str]]]]) -> _Store:
     """Which of a partition's stores (a join has several) the ids at this place of the list belong to: the one that has
     files with them.
     """
@@ -90,17 +94,22 @@ def _located(folder: Path, partition: int, place: int, by_epoch: Mapping[int, di
             ids[number + 1] = partitions[partition][place]
     wanted = {f"{version}_{unique}" for version, unique in ids.items()}
     for store in _stores(folder / str(partition)):
-        if store.is_dir() and any(name.split(".")[0] in wanted for name in os.listdir(store)):
+        if store.is_dir() and any(file.name.split(".")[0] in wanted for file in store.iterdir()):
             return _Store(store, folder.name, partition, ids)
     return _Store(folder / str(partition), folder.name, partition, ids)
 
 
-def _walk(root: Path, store: _Store, version: int) -> Iterator[StateFile]:
+def _are_tables_summed(root: Place) -> bool:
+    """Has Hadoop written a sum beside each table? It does so on a local disk, and nowhere else."""
+    return not isinstance(root, RemotePath) and any(root.glob("state/**/SSTs/.*.crc"))
+
+
+def _walk(root: Place, store: _Store, version: int, *, summed: bool) -> Iterator[StateFile]:
     """From the newest version down to the first that has a snapshot; version 0 is empty."""
     for number in range(version, 0, -1):
         begins = True
         for stem in _stems(store, number):
-            begins &= yield from _version(root, store, stem)
+            begins &= yield from _version(root, store, stem, summed=summed)
         if begins:
             return
 
@@ -115,7 +124,7 @@ def _stems(store: _Store, number: int) -> list[str]:
     return sorted(there) or [f"{number}_unknown"]
 
 
-def _version(root: Path, store: _Store, stem: str) -> Generator[StateFile, None, bool]:
+def _version(root: Place, store: _Store, stem: str, *, summed: bool) -> Generator[StateFile, None, bool]:
     """The files of one version; True if it has a snapshot that can be begun with."""
     snapshot = next((stem + end for end in SNAPSHOTS if (store.folder / (stem + end)).is_file()), None)
     change = next((stem + end for end in CHANGES if (store.folder / (stem + end)).is_file()), None)
@@ -125,32 +134,33 @@ def _version(root: Path, store: _Store, stem: str) -> Generator[StateFile, None,
         # leaves one without. What it rests on otherwise is still there, and is as good.
         unsummed = file.side is not None and change is not None and not (root / file.side).is_file()
         yield replace(file, side=None, spark_side=False) if unsummed else file
-        yield from _tables(root, store, snapshot)
+        yield from _tables(root, store, snapshot, summed=summed)
         if not unsummed:
             return True
     yield _file(root, store, change or stem + CHANGES[store.ids is None])
     return False
 
 
-def _tables(root: Path, store: _Store, snapshot: str) -> Iterator[StateFile]:
+def _tables(root: Place, store: _Store, snapshot: str, *, summed: bool) -> Iterator[StateFile]:
     if snapshot.endswith(".zip"):
         for name, size in (tables_of(store.folder / snapshot) or {}).items():
             table = store.folder / name
-            side = table.with_name(f".{table.name}.crc").relative_to(root).as_posix()
-            yield StateFile(table.relative_to(root).as_posix(), store.operator, store.partition, size=size, side=side)
+            sum_file = table.with_name(f".{table.name}.crc")
+            side = way(sum_file, root) if summed or sum_file.is_file() else None
+            yield StateFile(way(table, root), store.operator, store.partition, size=size, side=side)
 
 
-def _file(root: Path, store: _Store, name: str) -> StateFile:
+def _file(root: Place, store: _Store, name: str) -> StateFile:
     """With format 2 Spark always writes a sum beside it; Hadoop does if plain Spark wrote to a local disk."""
-    path = (store.folder / name).relative_to(root).as_posix()
+    path = way(store.folder / name, root)
     if store.ids is not None:
         return StateFile(path, store.operator, store.partition, side=f"{path}.crc", spark_side=True)
     hadoop = store.folder / f".{name}.crc"
-    side = hadoop.relative_to(root).as_posix() if hadoop.is_file() else None
+    side = way(hadoop, root) if hadoop.is_file() else None
     return StateFile(path, store.operator, store.partition, side=side)
 
 
-def _schemas(root: Path, operator: Path, epoch: int) -> Iterator[StateFile]:
+def _schemas(root: Place, operator: Place, epoch: int) -> Iterator[StateFile]:
     """What the rows of the state look like: per operator, and in its first partition per store."""
     found = [operator / "_metadata" / "metadata"]
     if (operator / "_stateSchema").is_dir() or (operator / "_metadata" / "v2").is_dir():
@@ -162,11 +172,11 @@ def _schemas(root: Path, operator: Path, epoch: int) -> Iterator[StateFile]:
         found += [store / "_metadata" / "schema" for store in _stores(operator / "0")]
     for file in dict.fromkeys(found):
         hadoop = file.with_name(f".{file.name}.crc")
-        side = hadoop.relative_to(root).as_posix() if hadoop.is_file() else None
-        yield StateFile(file.relative_to(root).as_posix(), operator.name, schema=True, side=side)
+        side = way(hadoop, root) if hadoop.is_file() else None
+        yield StateFile(way(file, root), operator.name, schema=True, side=side)
 
 
-def _named_schemas(operator: Path) -> Iterator[Path]:
+def _named_schemas(operator: Place) -> Iterator[Place]:
     """Schema files that an operator's metadata names; the folder before the name may be where it once was."""
     for file in _files(operator / "_metadata" / "v2"):
         for name in schema_paths(file):
@@ -174,7 +184,7 @@ def _named_schemas(operator: Path) -> Iterator[Path]:
             yield operator / "_stateSchema" / store / base
 
 
-def schema_paths(metadata: Path) -> list[str]:
+def schema_paths(metadata: Place) -> list[str]:
     """The schema files that an operator's metadata of version 2 names: whole paths, as Spark wrote them."""
     try:
         _, _, text = metadata.read_text().partition("\n")
@@ -184,17 +194,18 @@ def schema_paths(metadata: Path) -> list[str]:
         return []
 
 
-def _files(folder: Path) -> list[Path]:
+def _files(folder: Place) -> list[Place]:
     """Whole files below a folder; side files and halves of a write that died begin with a dot."""
-    return sorted(file for file in folder.rglob("[0-9]*") if file.is_file())
+    found: Iterator[Place] = folder.rglob("[0-9]*")
+    return sorted((file for file in found if file.is_file()), key=str)
 
 
-def _stores(partition: Path) -> list[Path]:
+def _stores(partition: Place) -> list[Place]:
     if not partition.is_dir():
         return [partition]
-    named = [folder for folder in sorted(partition.iterdir()) if folder.is_dir() and folder.name not in NOT_STORES]
-    return named or [partition]
+    named = [folder for folder in partition.iterdir() if folder.is_dir() and folder.name not in NOT_STORES]
+    return sorted(named, key=str) or [partition]
 
 
-def _numbered(folder: Path) -> list[str]:
+def _numbered(folder: Place) -> list[str]:
     return [entry.name for entry in folder.iterdir() if entry.name.isdigit()] if folder.is_dir() else []

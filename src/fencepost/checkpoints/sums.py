@@ -8,8 +8,9 @@ from __future__ import annotations
 import hashlib
 import zlib
 from dataclasses import dataclass
-from pathlib import Path
 from typing import BinaryIO
+
+from fencepost.ledger import Place
 
 CHUNK = 1 << 20
 HADOOP_MAGIC = b"crc\0"
@@ -28,13 +29,13 @@ class Measured:
 
 
 def measure(
-    path: Path, *, crc32c: bool = False, hadoop_every: int | None = None, to: BinaryIO | None = None
+    path: Place, *, crc32c: bool = False, hadoop_every: int | None = None, to: BinaryIO | None = None
 ) -> Measured:
     """Read a file once; with `to`, copy it on the way."""
     size, sha, crc, pieces = 0, hashlib.sha256(), 0, bytearray()
     # Whole pieces only: a piece that two chunks share would need to be carried over.
     chunk_size = CHUNK if not hadoop_every else max(1, CHUNK // hadoop_every) * hadoop_every
-    with open(path, "rb") as file:
+    with path.open("rb") as file:
         while chunk := file.read(chunk_size):
             size += len(chunk)
             sha.update(chunk)

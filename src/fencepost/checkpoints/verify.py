@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fencepost.checkpoints.doctor import BY_ITSELF, diagnose
@@ -19,7 +18,7 @@ from fencepost.checkpoints.parts import not_whole
 from fencepost.checkpoints.reader import read
 from fencepost.checkpoints.verified import Finding, Row, Text, Verified, Weight, Word, span
 from fencepost.errors import CheckpointRefused, FencepostError
-from fencepost.ledger import LocalStore
+from fencepost.ledger import Place, seen, store_at
 from fencepost.ledger.names import record_name
 from fencepost.observe import pulse
 from fencepost.protocol.order import State
@@ -40,7 +39,7 @@ AHEAD = (
 )
 
 
-def verify(checkpoint: Path, sinks: Mapping[str, Sink] | None = None, epochs: int | None = None) -> Verified:
+def verify(checkpoint: Place, sinks: Mapping[str, Sink] | None = None, epochs: int | None = None) -> Verified:
     """Compare the newest `epochs` (all that are retained, if None); without `sinks` no target is asked.
 
     Raises `CheckpointRefused` where there is nothing to compare; a damaged ledger is a finding.
@@ -52,9 +51,9 @@ def verify(checkpoint: Path, sinks: Mapping[str, Sink] | None = None, epochs: in
     return _look(checkpoint, sinks, epochs).said_twice(first)
 
 
-def _look(checkpoint: Path, sinks: Mapping[str, Sink] | None, epochs: int | None) -> Verified:
+def _look(checkpoint: Place, sinks: Mapping[str, Sink] | None, epochs: int | None) -> Verified:
     root = checkpoint.absolute()
-    complete = SparkLog(LocalStore(root)).names("commits")  # before the ledger: what Spark completed was decided before
+    complete = SparkLog(store_at(root)).names("commits")  # before the ledger: what Spark completed was decided before
     try:
         state = read(root)
     except CheckpointRefused as error:
@@ -63,7 +62,7 @@ def _look(checkpoint: Path, sinks: Mapping[str, Sink] | None, epochs: int | None
     _read_log(root, state, epoch_facts)
     decides = state.lineage.guarantee == "exactly_once"  # else a mark says nothing about a decision
     answers = _ask(root, state, epoch_facts, sinks or {}) if decides else {}
-    lives = any(beat.lives and beat.writer == state.writer for beat in pulse.beats(root))
+    lives = any(beat.lives and beat.writer == state.writer for beat in pulse.beats(str(root)))
     findings = [
         *_of_the_targets(root, state, epoch_facts, answers),
         *_of_the_log(state, epoch_facts, complete),
@@ -117,7 +116,7 @@ class _Facts:
         )
 
 
-def _facts(root: Path, state: State, epochs: int | None) -> list[_Facts]:
+def _facts(root: Place, state: State, epochs: int | None) -> list[_Facts]:
     wanted = state.decisions if epochs is None else state.decisions[-epochs:]
     redone = _redone(root, state)
     opened = state.open.number if state.open else None
@@ -133,12 +132,14 @@ def _facts(root: Path, state: State, epochs: int | None) -> list[_Facts]:
     return found
 
 
-def _redone(root: Path, state: State) -> dict[int, list[Redo]]:
+def _redone(root: Place, state: State) -> dict[int, list[Redo]]:
     """By decision. The state has only what stands at the end of the open one."""
     found: dict[int, list[Redo]] = {}
-    store = LocalStore(root)
-    for number in range(state.oldest, state.last + 1):
-        data = store.read(record_name(state.lineage_id, number)) or b""
+    store = store_at(root)
+    names = [record_name(state.lineage_id, number) for number in range(state.oldest, state.last + 1)]
+    store.expect(names)
+    for name in names:
+        data = store.read(name) or b""
         if b'"kind":"redo"' in data:
             try:
                 body = decode(data).body
@@ -149,9 +150,11 @@ def _redone(root: Path, state: State) -> dict[int, list[Redo]]:
     return found
 
 
-def _read_log(root: Path, state: State, epochs: Iterable[_Facts]) -> None:
-    log = SparkLog(LocalStore(root))
+def _read_log(root: Place, state: State, epochs: Iterable[_Facts]) -> None:
+    store = store_at(root)
+    log = SparkLog(store)
     for name in ("offsets", "commits"):
+        store.expect(f"{name}/{facts.epoch}" for facts in epochs)
         oldest = next(iter(log.names(name)), None)
         for facts in epochs:
             wanted = facts.decision.offsets if name == "offsets" else facts.decision.snapshot
@@ -162,7 +165,7 @@ def _read_log(root: Path, state: State, epochs: Iterable[_Facts]) -> None:
                 facts.texts[name] = "retired" if oldest is not None and facts.epoch < oldest else "missing"
 
 
-def _ask(root: Path, state: State, epochs: Iterable[_Facts], sinks: Mapping[str, Sink]) -> dict[str, Examined]:
+def _ask(root: Place, state: State, epochs: Iterable[_Facts], sinks: Mapping[str, Sink]) -> dict[str, Examined]:
     """Each sink, about the epochs that went to the target that it has now."""
     answers = {}
     for name, sink in sinks.items():
@@ -198,7 +201,7 @@ def _answer(sink: Sink, job: str, asked: Asked) -> Examined:
             session.close()
 
 
-def _damaged(root: Path, error: CheckpointRefused) -> Verified:
+def _damaged(root: Place, error: CheckpointRefused) -> Verified:
     """A ledger that cannot be read: what the doctor says of it, unless there is none at all."""
     found = diagnose(root).findings
     if error.code != "ledger_damaged" and not any(one.code == "metadata_differs" for one in found):
@@ -213,7 +216,7 @@ def _damaged(root: Path, error: CheckpointRefused) -> Verified:
 
 
 def _of_the_targets(
-    root: Path, state: State, epochs: list[_Facts], answers: Mapping[str, Examined]
+    root: Place, state: State, epochs: list[_Facts], answers: Mapping[str, Examined]
 ) -> Iterator[Finding]:
     """The worst first: what no decision names."""
     later = _after(root, state) if any(answer.strays for answer in answers.values()) else state
@@ -253,14 +256,14 @@ def _of_one_target(state: State, name: str, answer: Examined, missing: tuple[int
         yield Finding(code="target_behind", place=name, what=what, next=cure, epochs=missing)
 
 
-def _after(root: Path, state: State) -> State:
+def _after(root: Place, state: State) -> State:
     try:
         return read(root)
     except CheckpointRefused:
         return state
 
 
-def _is_decided(stray: Stray, sink: str, state: State, root: Path) -> bool:
+def _is_decided(stray: Stray, sink: str, state: State, root: Place) -> bool:
     """By a decision that was made while we asked, or by one that is no longer retained."""
     from fencepost.sinks.marks import ids_of  # noqa: PLC0415 - as above
 
@@ -293,13 +296,14 @@ def _of_the_log(state: State, epochs: list[_Facts], complete: tuple[int, ...]) -
             yield Finding(code="spark_ahead", place=f"commits/{number}", what=what, next=cure)
 
 
-def _of_the_files(root: Path, state: State) -> Iterator[Finding]:
+def _of_the_files(root: Place, state: State) -> Iterator[Finding]:
     """Of the newest epoch, and of the one before, which counts if the newest is taken back."""
-    seen = set()
+    named = set()
+    root = seen(root)
     for _, decision in reversed(state.decisions[-2:]):
         for problem in not_whole(root, decision.epoch, state):
-            if problem.name not in seen:
-                seen.add(problem.name)
+            if problem.name not in named:
+                named.add(problem.name)
                 what = f"epoch {decision.epoch} rests on {problem.name}, and {problem.text}"
                 cure = f"Run `fencepost doctor {root}`: it says what can be put back."
                 about = (int(decision.epoch),)

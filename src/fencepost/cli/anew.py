@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, cast
 
 import click
@@ -10,10 +9,10 @@ import click
 from fencepost.checkpoints import manifest
 from fencepost.checkpoints import restore as restores
 from fencepost.checkpoints.restore import Begun
-from fencepost.cli.find import JOB
+from fencepost.cli.find import FOLDER, JOB
+from fencepost.ledger import Place
 from fencepost.protocol.lineages import Fate
 
-_FOLDER = click.Path(path_type=Path)
 _FATES = click.Choice(["quiet", "overwrite", "again"])
 _SINK = (
     "What becomes of rows that the targets hold of later epochs. quiet: those epochs run again for their state and "
@@ -26,7 +25,7 @@ _SINK = (
 @click.argument("checkpoint", metavar="JOB", type=JOB)
 @click.option("--epoch", type=click.IntRange(min=0), required=True, help="The last epoch that stays as it is.")
 @click.option("--sink", "fate", type=_FATES, required=True, help=_SINK)
-def rewind(checkpoint: Path, epoch: int, fate: str) -> None:
+def rewind(checkpoint: Place, epoch: int, fate: str) -> None:
     """Let a stopped job go on after an earlier epoch.
 
     JOB is its file, its name or its checkpoint folder. It goes on there, as a new lineage; the old one is sealed. What
@@ -36,8 +35,8 @@ def rewind(checkpoint: Path, epoch: int, fate: str) -> None:
 
 
 @click.command()
-@click.argument("path", metavar="SAVEPOINT", type=_FOLDER)
-@click.option("--to", type=_FOLDER, required=True, help="The new checkpoint's folder; it must not exist.")
+@click.argument("path", metavar="SAVEPOINT", type=FOLDER)
+@click.option("--to", type=FOLDER, required=True, help="The new checkpoint's folder; it must not exist.")
 @click.option("--sink", "fate", type=_FATES, help=_SINK)
 @click.option("--parent", metavar="JOB", type=JOB, help="The job that SAVEPOINT was made of. It is sealed.")
 @click.option(
@@ -47,7 +46,7 @@ def rewind(checkpoint: Path, epoch: int, fate: str) -> None:
     "--fork", metavar="NAME", help="Run a second job beside the first, under this name, with its own targets."
 )
 def restore(
-    *, path: Path, to: Path, fate: str | None, parent: Path | None, parent_lost: bool, fork: str | None
+    *, path: Place, to: Place, fate: str | None, parent: Place | None, parent_lost: bool, fork: str | None
 ) -> None:
     """Make a new checkpoint of SAVEPOINT, for its job or for a second one.
 
@@ -65,7 +64,7 @@ def restore(
 @click.command()
 @click.argument("checkpoint", metavar="JOB", type=JOB)
 @click.option("--partitions", type=click.IntRange(min=1), required=True, help="Of every stateful operator.")
-def rescale(checkpoint: Path, partitions: int) -> None:
+def rescale(checkpoint: Place, partitions: int) -> None:
     """Spread a stopped job's state over another number of partitions.
 
     JOB is its file, its name or its checkpoint folder. A savepoint of before is kept. Needs Spark, and as much room
@@ -81,7 +80,7 @@ def rescale(checkpoint: Path, partitions: int) -> None:
 def _session() -> Any:
     from fencepost.spark import session  # noqa: PLC0415 - as above
 
-    made = session.make_session("fencepost rescale", {"spark.ui.enabled": "false"})
+    made = session.make_session("fencepost rescale", {"spark.master": "local[*]", "spark.ui.enabled": "false"})
     made.sparkContext.setLogLevel("ERROR")  # Spark misses a running query, which there must not be
     return made
 

@@ -12,9 +12,10 @@ from __future__ import annotations
 import difflib
 import tomllib
 from dataclasses import dataclass
-from pathlib import Path
 
-FOLDER = Path(__file__).with_name("codes")
+from fencepost import shipped
+
+FOLDER = shipped.folder("fencepost.cli", "codes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class Entry:
 def load() -> dict[str, Entry]:
     """Every entry, by its code, theme after theme."""
     found = {}
-    for path in sorted(FOLDER.glob("*.toml")):
+    for path in sorted(FOLDER.iterdir(), key=lambda path: path.name):
         text = path.read_text(encoding="utf-8")
         theme = text.partition("\n")[0].lstrip("# ").rstrip(".")
         for code, entry in tomllib.loads(text).items():

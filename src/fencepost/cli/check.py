@@ -15,6 +15,7 @@ from fencepost.cli import version
 from fencepost.cli.exits import Exit, code_of
 from fencepost.cli.quiet import quiet
 from fencepost.errors import BadConfig, FencepostError, Where
+from fencepost.spark import commanded
 
 if TYPE_CHECKING:
     from fencepost.guarantee import Report
@@ -30,7 +31,9 @@ WIDEST = 40
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
-def check(file: Path, arguments: tuple[str, ...], as_json: bool) -> None:
+@click.option("--master", help="As for fencepost run: the look is taken from a session of this master.")
+@click.option("--conf", multiple=True, metavar="NAME=VALUE", help="As for fencepost run.")
+def check(file: Path, arguments: tuple[str, ...], as_json: bool, master: str | None, conf: tuple[str, ...]) -> None:
     """Say whether the jobs in FILE would start, and which guarantee they have end to end.
 
     FILE is run to find its jobs, with ARGUMENTS as its own; what starts them has to stand under
@@ -42,6 +45,7 @@ def check(file: Path, arguments: tuple[str, ...], as_json: bool) -> None:
     Exit codes: 0 the jobs would start; 2 one would be refused, and has to be changed; 3 a person has to decide
     something first; 1 a source or target does not answer now.
     """
+    commanded.tell(commanded.read(master, conf))
     click.echo(f"Looking at {file} …", err=True)
     try:
         with quiet():

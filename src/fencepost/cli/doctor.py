@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 
 import click
 
 from fencepost.checkpoints.doctor import Diagnosis, diagnose
 from fencepost.checkpoints.doctor import repair as put_back
-from fencepost.cli.find import JOB
+from fencepost.cli.find import FOLDER, JOB
+from fencepost.ledger import Place
 
-_FOLDER = click.Path(path_type=Path)
 _CURES = {
     "start": "mended by the next start",
     "copy": "can be put back",
@@ -23,10 +22,10 @@ _CURES = {
 
 @click.command()
 @click.argument("checkpoint", metavar="JOB", type=JOB)
-@click.option("--savepoints", "folders", type=_FOLDER, multiple=True, help="Folders of savepoints to look into, too.")
+@click.option("--savepoints", "folders", type=FOLDER, multiple=True, help="Folders of savepoints to look into, too.")
 @click.option("--repair", is_flag=True, help="Put back files whose right bytes a savepoint has. Stop the job first.")
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
-def doctor(checkpoint: Path, folders: tuple[Path, ...], repair: bool, as_json: bool) -> None:
+def doctor(checkpoint: Place, folders: tuple[Place, ...], repair: bool, as_json: bool) -> None:
     """Look a checkpoint over: is it whole, and what is to be done if it is not.
 
     JOB is its file, its name or its checkpoint folder. Exit code 1: something was found.

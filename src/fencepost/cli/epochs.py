@@ -6,13 +6,13 @@ import json
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import click
 
-from fencepost.cli.find import JOB
+from fencepost.cli.find import JOB, told
 from fencepost.errors import UNCHANGED, BadConfig, Where
+from fencepost.ledger import Place
 from fencepost.observe.epochs import Epoch, Epochs, read
 
 _job = click.argument("checkpoint", metavar="JOB", type=JOB)
@@ -25,7 +25,7 @@ HEADS = ("epoch", "is", "decided", "writer", "rows", "sinks", "took", "cause")
 def epochs() -> None:
     """List a job's epochs, or show all that is known of one.
 
-    JOB is its file, its name or its checkpoint folder; it may run meanwhile. What was decided is the ledger's word,
+    JOB is its file, its name or its checkpoint; it may run meanwhile. What was decided is the ledger's word,
     the times are the journal's, which forgets sooner. No row's value is shown: none is kept.
     """
 
@@ -34,9 +34,10 @@ def epochs() -> None:
 @_job
 @click.option("--last", type=click.IntRange(min=1), default=20, show_default=True, help="Only so many of the newest.")
 @_json
-def list_command(checkpoint: Path, last: int, as_json: bool) -> None:
+def list_command(checkpoint: Place, last: int, as_json: bool) -> None:
     """List the newest epochs of JOB."""
-    found = read(checkpoint)
+    with told(checkpoint):
+        found = read(checkpoint)
     shown = found.epochs[-last:]
     if as_json:
         said = {"job": found.job, "guarantee": found.guarantee, "epochs": [_plain(one) for one in shown]}
@@ -54,9 +55,10 @@ def list_command(checkpoint: Path, last: int, as_json: bool) -> None:
 @_job
 @click.argument("epoch", type=click.IntRange(min=0))
 @_json
-def show(checkpoint: Path, epoch: int, as_json: bool) -> None:
+def show(checkpoint: Place, epoch: int, as_json: bool) -> None:
     """Show all that is known of one EPOCH of JOB."""
-    found = read(checkpoint)
+    with told(checkpoint):
+        found = read(checkpoint)
     one = _the_one(found, epoch, checkpoint)
     if as_json:
         click.echo(json.dumps({"job": found.job, **_plain(one)}, indent=1, ensure_ascii=False))
@@ -66,7 +68,7 @@ def show(checkpoint: Path, epoch: int, as_json: bool) -> None:
         click.echo(f"  {label + ':':<12} {text}")
 
 
-def _the_one(found: Epochs, epoch: int, checkpoint: Path) -> Epoch:
+def _the_one(found: Epochs, epoch: int, checkpoint: Place) -> Epoch:
     for one in found.epochs:
         if one.epoch == epoch:
             return one

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from importlib.resources.abc import Traversable
 from pathlib import Path
 
 import click
 
+from fencepost import shipped
 from fencepost.errors import UNCHANGED, BadConfig, Where
 
-SKELETON = Path(__file__).with_name("skeleton")
+SKELETON = shipped.folder("fencepost.cli", "skeleton")
 SUFFIX = ".txt"
 """Keeps linters and packagers from taking the skeleton's files for ours."""
 
@@ -49,7 +52,12 @@ def init(folder: Path) -> None:
 
 def files() -> dict[str, str]:
     """The skeleton's files by their names."""
-    found = sorted(path for path in SKELETON.rglob("*") if path.is_file())
-    return {
-        path.relative_to(SKELETON).as_posix().removesuffix(SUFFIX): path.read_text(encoding="utf-8") for path in found
-    }
+    return dict(sorted(_texts(SKELETON)))
+
+
+def _texts(folder: Traversable, above: str = "") -> Iterator[tuple[str, str]]:
+    for each in folder.iterdir():
+        if each.is_dir():
+            yield from _texts(each, f"{above}{each.name}/")
+        else:
+            yield above + each.name.removesuffix(SUFFIX), each.read_text(encoding="utf-8")

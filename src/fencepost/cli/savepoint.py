@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import click
 
 from fencepost.checkpoints import manifest
 from fencepost.checkpoints import savepoint as savepoints
+from fencepost.checkpoints.claimed import clear
 from fencepost.checkpoints.manifest import Savepoint
 from fencepost.cli.anew import restore
-from fencepost.cli.find import JOB
+from fencepost.cli.find import FOLDER, JOB
+from fencepost.ledger import Place, RemotePath
 
-_FOLDER = click.Path(path_type=Path)
+HALF = "{}: half made; its maker died, or is still at it. Nothing was done; add --yes to delete what is there."
 _json = click.option("--json", "as_json", is_flag=True, help="For programs.")
 
 
@@ -35,8 +36,8 @@ savepoint.add_command(restore)
 @savepoint.command()
 @click.argument("checkpoint", metavar="JOB", type=JOB)
 @click.option("--name", help="By default the job's name, the epoch and the time.")
-@click.option("--to", type=_FOLDER, help="The folder that gets it; by default <checkpoint>.savepoints, beside it.")
-def create(checkpoint: Path, name: str | None, to: Path | None) -> None:
+@click.option("--to", type=FOLDER, help="The folder that gets it; by default <checkpoint>.savepoints, beside it.")
+def create(checkpoint: Place, name: str | None, to: Place | None) -> None:
     """Copy the newest complete epoch of JOB, running or not. Prints the savepoint's folder."""
     made = savepoints.create(checkpoint, name=name, to=to)
     click.echo(f"epoch {made.epoch} of job {made.job}: {len(made.files)} files, {_size(made.size)}", err=True)
@@ -46,7 +47,7 @@ def create(checkpoint: Path, name: str | None, to: Path | None) -> None:
 @savepoint.command("list")
 @click.argument("place", metavar="DIR|JOB", type=JOB)
 @_json
-def list_command(place: Path, as_json: bool) -> None:
+def list_command(place: Place, as_json: bool) -> None:
     """List the savepoints in a folder, or those beside a job's checkpoint, oldest first. Their files are not read."""
     found, damaged = manifest.find(place)
     if as_json:
@@ -62,9 +63,9 @@ def list_command(place: Path, as_json: bool) -> None:
 
 
 @savepoint.command()
-@click.argument("path", metavar="SAVEPOINT", type=_FOLDER)
+@click.argument("path", metavar="SAVEPOINT", type=FOLDER)
 @_json
-def show(path: Path, as_json: bool) -> None:
+def show(path: Place, as_json: bool) -> None:
     """Say what SAVEPOINT holds: its job, its epoch, and how much state each partition has."""
     found = manifest.load(path)
     state = savepoints.state_sizes(found)
@@ -80,9 +81,9 @@ def show(path: Path, as_json: bool) -> None:
 
 
 @savepoint.command()
-@click.argument("path", metavar="SAVEPOINT", type=_FOLDER)
+@click.argument("path", metavar="SAVEPOINT", type=FOLDER)
 @_json
-def verify(path: Path, as_json: bool) -> None:
+def verify(path: Place, as_json: bool) -> None:
     """Read every file of SAVEPOINT and compare all sums; exit code 1 if something is missing or changed."""
     found = manifest.load(path)
     wrong = savepoints.verify(found)
@@ -102,10 +103,15 @@ def verify(path: Path, as_json: bool) -> None:
 
 
 @savepoint.command()
-@click.argument("path", metavar="SAVEPOINT", type=_FOLDER)
+@click.argument("path", metavar="SAVEPOINT", type=FOLDER)
 @click.option("--yes", is_flag=True, help="Do it. Without it nothing is done.")
-def delete(path: Path, yes: bool) -> None:
-    """Delete SAVEPOINT for good."""
+def delete(path: Place, yes: bool) -> None:
+    """Delete SAVEPOINT for good, or what is left of one on a remote store that was never completed."""
+    if isinstance(path, RemotePath) and savepoints.is_half(path):
+        if yes:
+            clear(path)
+        click.echo(f"Deleted {path}: it was half made." if yes else HALF.format(path))
+        return
     found = manifest.load(path)
     what = f"{found.path}: epoch {found.epoch} of job {found.job}, {found.created}, {_size(found.size)}"
     if not yes:

@@ -15,6 +15,7 @@ from fencepost.checkpoints.export import export as export_rows
 from fencepost.checkpoints.inside import Inside, Operator, View
 from fencepost.cli.find import JOB
 from fencepost.cli.quiet import quiet
+from fencepost.ledger import Place
 from fencepost.spark.session import make_session
 
 _checkpoint = click.argument("checkpoint", metavar="JOB", type=JOB)
@@ -24,7 +25,7 @@ _operator = click.option("--operator", type=int, help="Which operator, if there 
 _view = click.option(
     "--side", "--var", "--store", "part", help="Which part of the operator's state; `ls` lists them: left, right, …"
 )
-SESSION = {"spark.ui.enabled": "false"}
+SESSION = {"spark.master": "local[*]", "spark.ui.enabled": "false"}
 
 
 @click.group()
@@ -42,7 +43,7 @@ def state() -> None:
 @_checkpoint
 @click.option("--count", "counted", is_flag=True, help="Count the keys, too; this starts Spark and reads all of them.")
 @_json
-def list_command(checkpoint: Path, counted: bool, as_json: bool) -> None:
+def list_command(checkpoint: Place, counted: bool, as_json: bool) -> None:
     """List the operators with state: parts, partitions, bytes, skew, and the epochs that can be read."""
     found = inside.look(checkpoint)
     keys = _count(found) if counted and found.operators else {}
@@ -71,7 +72,7 @@ def list_command(checkpoint: Path, counted: bool, as_json: bool) -> None:
 @_view
 @_json
 def get(  # noqa: PLR0917 - click calls it by keyword
-    checkpoint: Path, key: tuple[str, ...], epoch: int | None, operator: int | None, part: str | None, as_json: bool
+    checkpoint: Place, key: tuple[str, ...], epoch: int | None, operator: int | None, part: str | None, as_json: bool
 ) -> None:
     """Show what is kept under KEY: COLUMN=VALUE …, or the values in the order of the key's columns.
 
@@ -102,7 +103,7 @@ def get(  # noqa: PLR0917 - click calls it by keyword
 @click.option("--limit", type=click.IntRange(min=0), default=20, show_default=True, help="Show so many keys.")
 @_json
 def diff(  # noqa: PLR0917 - click calls it by keyword
-    checkpoint: Path, epochs: tuple[int, int], operator: int | None, part: str | None, limit: int, as_json: bool
+    checkpoint: Place, epochs: tuple[int, int], operator: int | None, part: str | None, limit: int, as_json: bool
 ) -> None:
     """Show which keys were added, removed and changed from epoch A to epoch B."""
     found, chosen, _ = _chosen(checkpoint, operator, None)
@@ -136,7 +137,7 @@ def diff(  # noqa: PLR0917 - click calls it by keyword
 @_epoch
 @_operator
 @_view
-def export(checkpoint: Path, to: Path, epoch: int | None, operator: int | None, part: str | None) -> None:
+def export(checkpoint: Place, to: Path, epoch: int | None, operator: int | None, part: str | None) -> None:
     """Write the state of one operator into a new file. Prints the file's name."""
     found, chosen, number = _chosen(checkpoint, operator, epoch)
     view = found.one_view(chosen, part)
@@ -146,7 +147,7 @@ def export(checkpoint: Path, to: Path, epoch: int | None, operator: int | None, 
     click.echo(to)
 
 
-def _chosen(checkpoint: Path, operator: int | None, epoch: int | None) -> tuple[Inside, Operator, int]:
+def _chosen(checkpoint: Place, operator: int | None, epoch: int | None) -> tuple[Inside, Operator, int]:
     found = inside.look(checkpoint)
     return found, found.operator(operator), found.epoch(epoch)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import sys
 import time
@@ -208,8 +207,8 @@ def _next(health: Health) -> str | None:
 
 
 def _file(health: Health) -> str:
-    place = os.path.realpath(health.checkpoint)
-    return next((n.file for n in registry.everything() if n.checkpoint == place and n.file), "FILE")
+    there = registry.whole(health.checkpoint)
+    return next((n.file for n in registry.everything() if n.checkpoint == there and n.file), "FILE")
 
 
 def _row(health: Health) -> tuple[str, ...]:

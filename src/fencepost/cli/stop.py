@@ -10,21 +10,23 @@ import socket
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Final
 
 import click
 
 from fencepost.cli.exits import Exit
-from fencepost.cli.find import JOB
+from fencepost.cli.find import JOB, told
 from fencepost.cli.status_view import WORDS, print_one
 from fencepost.errors import UNCHANGED, BadConfig, CheckpointRefused, Where
+from fencepost.ledger import Place, RemotePath
 from fencepost.observe import pulse, requests
 from fencepost.observe.health import Health, look
 from fencepost.observe.requests import Wish
 from fencepost.times import seconds
 
 TICK_S: Final = 0.2
+FAR_TICK_S: Final = 2.0
+"""On a remote store each look costs requests, and its driver looks for wishes every five seconds."""
 SURE_S: Final = 3.0
 """A failure is followed by a restart sooner than this, if by any."""
 ENDED: Final = {"stop": "stopped", "cancel": "cancelled"}
@@ -37,29 +39,31 @@ _timeout = click.option("--timeout", default="60s", show_default=True, help="Wai
 @click.command()
 @_job
 @_timeout
-def stop(checkpoint: Path, timeout: str) -> None:
+def stop(checkpoint: Place, timeout: str) -> None:
     """Let a running job finish its epoch, then stop it.
 
-    JOB is its file, its name or its checkpoint folder. Its supervisor ends with it. The next start goes on after the
+    JOB is its file, its name or its checkpoint. Its supervisor ends with it. The next start goes on after the
     last epoch. Exit code 1: there was nothing to stop, or it did not stop in time.
     """
-    sys.exit(_end(checkpoint.absolute(), "stop", timeout))
+    with told(checkpoint):
+        sys.exit(_end(checkpoint.absolute(), "stop", timeout))
 
 
 @click.command()
 @_job
 @_timeout
-def cancel(checkpoint: Path, timeout: str) -> None:
+def cancel(checkpoint: Place, timeout: str) -> None:
     """Stop a running job at once.
 
     An epoch whose tasks still run is dropped; the next start runs it again. The checkpoint stays, unless the job has
     fp.Checkpoint(retain="delete_on_cancellation"): then it is deleted. Exit code 1: there was nothing to cancel, or it
     did not end in time.
     """
-    sys.exit(_end(checkpoint.absolute(), "cancel", timeout))
+    with told(checkpoint):
+        sys.exit(_end(checkpoint.absolute(), "cancel", timeout))
 
 
-def _end(root: Path, wish: Wish, timeout: str) -> Exit:
+def _end(root: Place, wish: Wish, timeout: str) -> Exit:
     limit = seconds(timeout)
     if limit is None:
         raise BadConfig("bad_timeout", f"--timeout {timeout} is no time.", safe=UNCHANGED, next="Write it as 60s.")
@@ -90,7 +94,7 @@ def _end(root: Path, wish: Wish, timeout: str) -> Exit:
     return Exit.FAILED
 
 
-def _leave(root: Path, wish: Wish, health: Health) -> None:
+def _leave(root: Place, wish: Wish, health: Health) -> None:
     if health.writer is None:
         return  # it has no number yet; asked again when it has
     try:
@@ -110,11 +114,11 @@ def _leave(root: Path, wish: Wish, health: Health) -> None:
     _say(f"asked {who} (writer {health.writer}) to {wish}")
 
 
-def _wait(root: Path, wish: Wish, before: Health, until: float) -> Health | None:
+def _wait(root: Place, wish: Wish, before: Health, until: float) -> Health | None:
     """How the job is in the end; None if its checkpoint is gone."""
     now, asked, over_since = before, before.writer, None
     while time.monotonic() < until:
-        time.sleep(TICK_S)
+        time.sleep(FAR_TICK_S if isinstance(root, RemotePath) else TICK_S)
         try:
             now = look(root)
         except CheckpointRefused:
@@ -137,7 +141,7 @@ def _wait(root: Path, wish: Wish, before: Health, until: float) -> Health | None
     return now
 
 
-def _left_without_a_word(root: Path, before: Health, now: Health) -> bool:
+def _left_without_a_word(root: Place, before: Health, now: Health) -> bool:
     """Without a journal: a driver that ends in order takes its pulse and the wish away."""
     gone = before.condition == "running" and now.condition == "unknown" and not pulse.beats(root)
     return gone and requests.find(root, now.writer or 0) is None

@@ -10,6 +10,7 @@ import click
 
 from fencepost.cli.find import JOB
 from fencepost.kafka_servers import Servers, clients_needed
+from fencepost.ledger import Place
 
 _FOLDER = click.Path(path_type=Path)
 
@@ -45,7 +46,7 @@ def tx() -> None:
 @click.option("--all", "every", is_flag=True, help="Also transactions that are not fencepost's.")
 @as_json
 def list_command(
-    servers: str | None, config: Path | None, checkpoints: tuple[Path, ...], every: bool, as_json: bool
+    servers: str | None, config: Path | None, checkpoints: tuple[Place, ...], every: bool, as_json: bool
 ) -> None:
     """List open transactions: whose they are, whether they are decided, what is safe to do."""
     sys.exit(_commands().list_transactions(_cluster(servers, config), checkpoints, every=every, as_json=as_json))
@@ -61,7 +62,7 @@ def show(
     id: str,  # noqa: A002 - ID
     servers: str | None,
     config: Path | None,
-    checkpoint: Path | None,
+    checkpoint: Place | None,
     as_json: bool,
 ) -> None:
     """Say all that is known of ID, and what recovery will do with it."""
@@ -74,7 +75,13 @@ def show(
 @config
 @checkpoint
 @yes
-def commit(id: str, servers: str | None, config: Path | None, checkpoint: Path | None, yes: bool) -> None:  # noqa: A002
+def commit(
+    id: str,  # noqa: A002
+    servers: str | None,
+    config: Path | None,
+    checkpoint: Place | None,
+    yes: bool,
+) -> None:
     """Commit ID, if the checkpoint's open decision names it; otherwise refuse.
 
     Recovery would do the same: whoever comes second finds it done. The ledger is only read; a job that is started later
@@ -94,7 +101,7 @@ def abort(  # noqa: PLR0917 - click calls it by keyword
     id: str,  # noqa: A002
     servers: str | None,
     config: Path | None,
-    checkpoint: Path | None,
+    checkpoint: Place | None,
     yes: bool,
     accept_loss: bool,
 ) -> None:
@@ -113,7 +120,7 @@ def settle(  # noqa: PLR0917 - click calls it by keyword
     id: str,  # noqa: A002
     servers: str | None,
     config: Path | None,
-    checkpoint: Path | None,
+    checkpoint: Place | None,
     word: str,
     yes: bool,
 ) -> None:

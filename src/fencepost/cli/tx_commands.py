@@ -9,17 +9,18 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 
 from fencepost.checkpoints.reader import read
 from fencepost.cli import tx_view as view
+from fencepost.cli.find import told
 from fencepost.cli.tx_cluster import Cluster, ask, no_servers
 from fencepost.cli.tx_rules import known_anyway, may_abort, may_commit, no_checkpoint, not_open, out_of_turn
 from fencepost.errors import UNCHANGED, BadConfig, FencepostError
 from fencepost.kafka_servers import Servers
+from fencepost.ledger import Place
 from fencepost.protocol.records import Handle
 from fencepost.sinks.kafka import advice, ending, inventory, settled
 from fencepost.sinks.kafka.coordinator import ONGOING, Denied, Held, Transaction
@@ -35,7 +36,7 @@ def now_ms() -> float:
     return time.time() * 1000
 
 
-def list_transactions(servers: Servers | None, paths: tuple[Path, ...], *, every: bool, as_json: bool) -> int:
+def list_transactions(servers: Servers | None, paths: tuple[Place, ...], *, every: bool, as_json: bool) -> int:
     """Print open transactions, and decided ones that should be open and are not."""
     if servers is None and not paths:
         raise no_servers()
@@ -63,7 +64,7 @@ def list_transactions(servers: Servers | None, paths: tuple[Path, ...], *, every
     return 0
 
 
-def show(servers: Servers | None, name: str, path: Path | None, *, as_json: bool = False) -> int:
+def show(servers: Servers | None, name: str, path: Place | None, *, as_json: bool = False) -> int:
     """Print everything about one id."""
     out = view.console()
     with ask(servers) as cluster:
@@ -91,7 +92,7 @@ def show(servers: Servers | None, name: str, path: Path | None, *, as_json: bool
     return 0
 
 
-def commit(servers: Servers | None, name: str, path: Path | None, *, yes: bool) -> int:
+def commit(servers: Servers | None, name: str, path: Place | None, *, yes: bool) -> int:
     """Commit a transaction that the open decision names. Repeatable, and idempotent with recovery.
 
     Both end it by the same handle: the second one finds it committed. If a job is running, its driver may be about to
@@ -120,7 +121,7 @@ def commit(servers: Servers | None, name: str, path: Path | None, *, yes: bool) 
     return 0 if became is Fate.COMMITTED else 1
 
 
-def abort(servers: Servers | None, name: str, path: Path | None, *, yes: bool, accept_loss: bool) -> int:
+def abort(servers: Servers | None, name: str, path: Place | None, *, yes: bool, accept_loss: bool) -> int:
     """Abort a transaction that no decision names; with `accept_loss`, also one that is or may be decided."""
     out = view.console()
     with ask(servers) as cluster:
@@ -155,7 +156,7 @@ def abort(servers: Servers | None, name: str, path: Path | None, *, yes: bool, a
     return 0 if became is Fate.ABORTED else 1
 
 
-def settle(servers: Servers | None, name: str, path: Path | None, *, word: str, yes: bool) -> int:
+def settle(servers: Servers | None, name: str, path: Place | None, *, word: str, yes: bool) -> int:
     """Note a person's word about a decided transaction, if nobody else can tell."""
     if path is None:
         raise no_checkpoint()
@@ -171,7 +172,9 @@ def settle(servers: Servers | None, name: str, path: Path | None, *, word: str, 
     out.print(f"settle {escape(name)} as {word}: at the next start, {then}")
     if not yes:
         return _nothing_done(out)
-    if not settled.settle(path.absolute() / "fencepost" / row.ledger.state.lineage_id, handle.id, word):
+    with told(path):
+        is_first = settled.settle(path.absolute() / "fencepost" / row.ledger.state.lineage_id, handle.id, word)
+    if not is_first:
         out.print("It was settled before; that stands.")
         return 1
     out.print("Noted. Start the job.")
@@ -213,7 +216,7 @@ def find_hanging(servers: Servers | None, *, as_json: bool = False) -> int:
     return 1 if late or lost else 0
 
 
-def _rows(servers: Servers, paths: tuple[Path, ...]) -> list[Row]:
+def _rows(servers: Servers, paths: tuple[Place, ...]) -> list[Row]:
     with ask(servers) as cluster:
         found = cluster.coordinator.describe(cluster.coordinator.open_ids())
         found = {name: one for name, one in found.items() if one is not None and one.state == ONGOING}
@@ -223,18 +226,21 @@ def _rows(servers: Servers, paths: tuple[Path, ...]) -> list[Row]:
     return [row for row in rows if row.fate is not Fate.COMMITTED]  # the usual state between two decisions
 
 
-def _from_ledgers(paths: tuple[Path, ...]) -> list[Row]:
+def _from_ledgers(paths: tuple[Place, ...]) -> list[Row]:
     ledgers = _read(paths)
     return [inventory.judge(name, None, ledgers, heard=False) for name in inventory.due(ledgers)]
 
 
-def _read(paths: tuple[Path, ...]) -> list[Ledger]:
-    found = [Ledger(str(path.absolute()), read(path)) for path in paths]
+def _read(paths: tuple[Place, ...]) -> list[Ledger]:
+    found = []
+    for path in paths:
+        with told(path):
+            found.append(Ledger(str(path.absolute()), read(path)))
     inventory.check_distinct(found)
     return found
 
 
-def _look(cluster: Cluster, name: str, path: Path | None) -> Row:
+def _look(cluster: Cluster, name: str, path: Place | None) -> Row:
     """One transaction: the coordinator first, then the ledger."""
     paths = (path,) if path else ()
     _read(paths)

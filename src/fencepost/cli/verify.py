@@ -17,6 +17,8 @@ from fencepost.checkpoints.verify import verify as compare
 from fencepost.cli.exits import Exit
 from fencepost.cli.find import find
 from fencepost.cli.quiet import quiet
+from fencepost.ledger import Place, place
+from fencepost.ledger.places import is_remote
 from fencepost.observe import registry
 
 if TYPE_CHECKING:
@@ -55,7 +57,7 @@ def verify(job: str, arguments: tuple[str, ...], epochs: int | None, as_json: bo
     Nothing is changed, nothing locked, no driver fenced. Exit code 0: all agree; 1: something differs; 2: it could not
     be done; 3: something is in doubt, or a start of the job has to finish it.
     """
-    found = [compare(place, sinks, epochs) for place, sinks in _places(job, arguments)]
+    found = [compare(checkpoint, sinks, epochs) for checkpoint, sinks in _places(job, arguments)]
     worst = max((one.verdict for one in found), key=[*EXITS].index)
     if as_json:
         click.echo(json.dumps({"verdict": worst, "jobs": [_plain(one) for one in found]}, indent=1, ensure_ascii=False))
@@ -65,14 +67,14 @@ def verify(job: str, arguments: tuple[str, ...], epochs: int | None, as_json: bo
     sys.exit(EXITS[worst])
 
 
-def _places(text: str, arguments: tuple[str, ...]) -> list[tuple[Path, Mapping[str, Sink] | None]]:
+def _places(text: str, arguments: tuple[str, ...]) -> list[tuple[Place, Mapping[str, Sink] | None]]:
     """Checkpoints, with the sinks to ask. A file that is only remembered is not run for a name's sake: `_hints`."""
     if not Path(text).is_file():
         return [(find(text), None)]
     from fencepost.cli.check import jobs_of  # noqa: PLC0415 - Spark is wanted by nothing else here
 
     with quiet():
-        return [(Path(job.checkpoint), job.sinks) for job in jobs_of(Path(text), arguments)]
+        return [(place(job.checkpoint), job.sinks) for job in jobs_of(Path(text), arguments)]
 
 
 def _print(found: Verified) -> None:
@@ -102,9 +104,9 @@ def _words(found: Verified, row: Row) -> str:
 
 def _hints(found: Verified) -> Iterator[str]:
     """Where the sinks could be asked, if this machine remembers."""
-    place = os.path.realpath(found.checkpoint)
+    checkpoint = found.checkpoint if is_remote(found.checkpoint) else os.path.realpath(found.checkpoint)
     if any("No sink was asked" in note for note in found.notes):
-        known = [noted.file for noted in registry.everything() if noted.checkpoint == place and noted.file]
+        known = [noted.file for noted in registry.everything() if noted.checkpoint == checkpoint and noted.file]
         yield from (f"To ask the sinks: fencepost verify {file}" for file in known[:1])
 
 

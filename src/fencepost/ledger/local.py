@@ -11,6 +11,7 @@ import os
 import shutil
 import time
 import uuid
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -61,6 +62,9 @@ class LocalStore:
         except FileNotFoundError:
             return None
 
+    def expect(self, names: Iterable[str]) -> None:
+        """A local disk needs no warning."""
+
     def stamp(self, name: str) -> str | None:
         """Inode and time of change: a number may be used again, but not at the same nanosecond."""
         try:
@@ -83,6 +87,10 @@ class LocalStore:
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
+
+    def unlink(self, name: str) -> None:
+        """Remove one file; gone already is fine."""
+        (self._root / name).unlink(missing_ok=True)
 
     def sweep(self, folder: str) -> None:
         """Remove temporary files of dead processes; by age, for a living driver may be about to link its own."""

@@ -5,7 +5,12 @@ A store that cannot create a file exclusively and whole cannot carry a ledger: i
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Protocol
+
+
+class Unanswered(OSError):
+    """The store did not answer: whether it did what it was asked is not known. Ask by reading; never guess."""
 
 
 class Store(Protocol):
@@ -16,13 +21,19 @@ class Store(Protocol):
         """For people and for Spark: the path of the checkpoint."""
 
     def create(self, name: str, data: bytes) -> bool:
-        """Create a file, whole and durable; False if the name is taken. Two callers never both get True."""
+        """Create a file, whole and durable; False if the name is taken. Two callers never both get True.
+
+        `Unanswered` if it may be there or not.
+        """
 
     def replace(self, name: str, data: bytes) -> None:
         """Write a file, whole and durable, over whatever is there."""
 
     def read(self, name: str) -> bytes | None:
         """The whole file; None if it is not there."""
+
+    def expect(self, names: Iterable[str]) -> None:
+        """These files will be read next, each once: a store that is far away may fetch them together."""
 
     def stamp(self, name: str) -> str | None:
         """Something that another file of the same name will not have; None if it is not there."""
@@ -35,3 +46,6 @@ class Store(Protocol):
 
     def delete(self, name: str) -> None:
         """Remove a file or a whole folder; gone already is fine."""
+
+    def unlink(self, name: str) -> None:
+        """Remove one file; gone already is fine. An object store need not look first what it is."""

@@ -13,11 +13,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from pathlib import Path
 from typing import Literal
 
 from fencepost.checkpoints import reader
-from fencepost.ledger import LocalStore
+from fencepost.ledger import Place, RemotePath, Store, place, store_at
 from fencepost.ledger.names import record_name
 from fencepost.observe import journal
 from fencepost.observe.events import Event, Kind
@@ -76,27 +75,29 @@ class Epochs:
     epochs: tuple[Epoch, ...]
 
 
-def read(checkpoint: str | os.PathLike[str]) -> Epochs:
+def read(checkpoint: str | os.PathLike[str] | RemotePath) -> Epochs:
     """All that is known; `CheckpointRefused` if the ledger cannot be trusted."""
-    root = Path(checkpoint).absolute()
+    root = place(checkpoint).absolute()
     state = reader.read(root)
     steps: dict[int, list[Event]] = defaultdict(list)
     for event in journal.read(root):
         if event.epoch is not None and not event.again:
             steps[event.epoch].append(event)
-    log = SparkLog(LocalStore(root))
+    store = store_at(root)
+    log = SparkLog(store)
     complete = set(log.names("commits"))
     written: dict[int, tuple[int, Claim | Decision]] = {
         **{body.epoch: (number, body) for number, body in state.claims},
         **{body.epoch: (number, body) for number, body in state.decisions},
     }
     known = set(written) | {epoch for epoch in {*complete, *log.names("offsets")} if _is_known(epoch, state)}
+    store.expect(record_name(state.lineage_id, number) for number, _ in written.values())
     found = []
     before: str | None = None
     for epoch in sorted(known):
         number, body = written.get(epoch, (None, None))
         offsets = log.read("offsets", Number(epoch)) if body is None else body.offsets
-        record = None if number is None else _record(root, state, number)
+        record = None if number is None else _record(store, state, number)
         standing = _standing(epoch, body, complete, state)
         first = epoch == state.lineage.first_epoch and state.lineage.parent is None
         found.append(_joined(epoch, standing, record, _ranges(before, offsets, first=first), steps[epoch], root))
@@ -116,10 +117,10 @@ def _standing(epoch: int, body: Claim | Decision | None, complete: set[int], sta
     return "decided" if decided else "begun" if body is None else "claimed"
 
 
-def _record(root: Path, state: State, number: int) -> Record | None:
+def _record(store: Store, state: State, number: int) -> Record | None:
     """Who wrote it, and when; the chain was verified a moment ago, and retention may have taken it since."""
     try:
-        return decode(LocalStore(root).read(record_name(state.lineage_id, number)) or b"")
+        return decode(store.read(record_name(state.lineage_id, number)) or b"")
     except (Damaged, OSError):
         return None
 
@@ -130,7 +131,7 @@ def _joined(  # noqa: PLR0917 - the parts of one epoch
     record: Record | None,
     ranges: Mapping[str, tuple[str | None, str]],
     events: list[Event],
-    root: Path,
+    root: Place,
 ) -> Epoch:
     body = record.body if record else None
     opened = [n for n, event in enumerate(events) if event.kind is Kind.OPENED]
@@ -167,8 +168,10 @@ def _phases(events: Iterable[Event]) -> dict[str, float]:
     return found
 
 
-def _tasks(root: Path, epoch: int, events: list[Event]) -> dict[str, float]:
-    """From the barrier, which is a file, to the driver; of an epoch that ran once."""
+def _tasks(root: Place, epoch: int, events: list[Event]) -> dict[str, float]:
+    """From the barrier, which is a file, to the driver; of an epoch that ran once. A remote store has its own clock."""
+    if isinstance(root, RemotePath):
+        return {}
     try:
         barrier = (root / "offsets" / str(epoch)).stat().st_mtime
         took = datetime.fromisoformat(events[0].at).timestamp() - barrier

@@ -5,7 +5,8 @@
     waiting    one will be started                   dead       its driver is gone without a word
     silent     the process is there, its pulse not   unknown    from here nobody can tell
 
-Only reads, and never asks Spark or a sink. Whatever cannot be read is said, and the rest is told all the same.
+Only reads, and never asks Spark or a sink. Whatever cannot be read is said, and the rest is told all the same. A beat
+of another machine is as old as two clocks say: where it looks old, nothing is concluded from it.
 """
 
 from __future__ import annotations
@@ -13,16 +14,15 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from statistics import median
 from typing import Final, Literal
 
 from fencepost.checkpoints import reader
 from fencepost.errors import CheckpointRefused
-from fencepost.ledger import LocalStore
+from fencepost.ledger import Place, RemotePath, place, store_at
 from fencepost.observe import journal, pulse
 from fencepost.observe.events import Event, Kind
 from fencepost.observe.pulse import Beat
@@ -111,9 +111,9 @@ class Health:
         return self.condition in ("running", "starting", "waiting", "stopped")
 
 
-def look(checkpoint: str | os.PathLike[str]) -> Health:
+def look(checkpoint: str | os.PathLike[str] | RemotePath) -> Health:
     """How the job of this checkpoint is; `CheckpointRefused` if there never was one."""
-    root = Path(checkpoint).absolute()
+    root = place(checkpoint).absolute()
     events = list(journal.read(root))
     beats = pulse.beats(root)
     state, damage = _ledger(root)
@@ -152,14 +152,16 @@ def look(checkpoint: str | os.PathLike[str]) -> Health:
         per_minute=per_minute,
         median_s=median_s,
         damage=damage,
-        notes=() if events else ("There is no journal: what happened before is not known.",),
+        notes=tuple(facts.notes()),
     )
 
 
-def _ledger(root: Path) -> tuple[State | None, CheckpointRefused | None]:
+def _ledger(root: Place) -> tuple[State | None, CheckpointRefused | None]:
     try:
         return reader.read(root), None
     except CheckpointRefused as error:
+        if error.code == "checkpoint_unreadable" and isinstance(root, RemotePath):
+            raise  # it is not damaged: who knows
         return None, error
 
 
@@ -167,7 +169,7 @@ def _ledger(root: Path) -> tuple[State | None, CheckpointRefused | None]:
 class _Facts:
     """What was read, and what follows from it."""
 
-    root: Path
+    root: Place
     state: State | None
     events: Sequence[Event]
     beats: Sequence[Beat]
@@ -209,9 +211,25 @@ class _Facts:
                 return event
         return None
 
+    @property
+    def is_elsewhere(self) -> bool:
+        """Did the newest driver run on another machine, whose journal is not here?"""
+        return isinstance(self.root, RemotePath) and self.host not in (None, socket.gethostname())
+
+    def notes(self) -> Iterator[str]:
+        """What is not known, and why."""
+        beat = self.beat
+        if self.is_elsewhere:
+            yield f"The newest driver ran on {self.host}, and its journal is there: what happened is not known here."
+        elif not self.events:
+            yield "There is no journal: what happened before is not known."
+        if beat is not None and beat.is_elsewhere:
+            age = max(0.0, time.time() - beat.at)
+            yield f"By this machine's clock its last beat is {age:.0f} s old; the clock of {beat.host} may differ."
+
     def condition(self) -> Found:
         """Since when, and until when if it waits."""
-        beat, last = self.beat, self._last()
+        beat, last = self.beat, None if self.is_elsewhere else self._last()
         if beat is not None and beat.lives:
             # The process may be older: a standby, a notebook.
             began = [_time(e) for e in self.events if e.kind is Kind.STARTED and e.writer == beat.writer]
@@ -260,8 +278,12 @@ class _Facts:
     def _by_the_ledger_alone(self) -> Found:
         """Without a journal: a clean end has a record of its own, and of a process it can be seen that it is gone."""
         state, beat = self.state, self.beat
+        if beat is not None and beat.is_elsewhere and isinstance(self.root, RemotePath):
+            return "unknown", beat.at, None
         if beat is not None:
             return ("silent" if beat.is_here else "dead"), beat.at, None
+        if self.is_elsewhere and state is not None and state.open is None:
+            return "stopped", None, None  # one that dies leaves its beat, one that runs has one
         if state is None or state.driver is None or state.driver.host != socket.gethostname():
             return "unknown", None, None
         if pulse.exists(state.driver.pid):
@@ -271,7 +293,7 @@ class _Facts:
     def complete(self) -> tuple[int | None, float | None]:
         """The newest complete epoch, by Spark's own log: it is written last."""
         try:
-            names = SparkLog(LocalStore(self.root)).names("commits")
+            names = SparkLog(store_at(self.root)).names("commits")
         except OSError:
             return None, None
         if not names:

@@ -3,6 +3,8 @@
     fencepost/journal.jsonl       the newest events; at most about a megabyte
     fencepost/journal.1.jsonl     those before
 
+Of a checkpoint on a remote store it is on the driver's machine, in the registry's home: such stores do not append.
+
 For people and programs that ask what happened; the guarantee rests on the ledger alone. Whatever cannot be written is
 left out: the journal never fails an epoch, and never waits for the disk.
 """
@@ -14,9 +16,12 @@ import json
 import logging
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from fencepost.ledger import RemotePath, place
+from fencepost.observe import registry
 from fencepost.observe.events import Event, Kind
 from fencepost.observe.pulse import beats
 
@@ -29,7 +34,7 @@ log = logging.getLogger("fencepost")
 class Journal:
     """Appends to the journal of a checkpoint; drivers, standby and supervisor may do so at once."""
 
-    def __init__(self, checkpoint: str | os.PathLike[str]) -> None:
+    def __init__(self, checkpoint: str | os.PathLike[str] | RemotePath) -> None:
         self._path = path_of(checkpoint)
         self._broken = False
 
@@ -66,7 +71,14 @@ class Journal:
             self._path.replace(older_of(self._path))
 
 
-def read(checkpoint: str | os.PathLike[str]) -> Iterator[Event]:
+def begin(checkpoint: str | os.PathLike[str] | RemotePath) -> None:
+    """Make room for the journal of a remote checkpoint; that of a folder is beside its ledger, once that is there."""
+    if isinstance(place(checkpoint), RemotePath):
+        with suppress(OSError, RuntimeError):  # then there is none
+            path_of(checkpoint).parent.mkdir(parents=True, exist_ok=True)
+
+
+def read(checkpoint: str | os.PathLike[str] | RemotePath) -> Iterator[Event]:
     """The events that are kept, oldest first; a line cut off by a crash, or of a later version, is left out."""
     path = path_of(checkpoint)
     newest, number = _lines(path)  # first: it may be set aside meanwhile, and would be missed the other way round
@@ -91,7 +103,7 @@ def _lines(path: Path) -> tuple[list[bytes], int | None]:
         return [], None
 
 
-def newest_writer(checkpoint: str | os.PathLike[str]) -> int | None:
+def newest_writer(checkpoint: str | os.PathLike[str] | RemotePath) -> int | None:
     """The number of the last driver here, as far as journal and pulse know. Not the highest: a rewind begins anew."""
     last = None
     for event in read(checkpoint):
@@ -100,9 +112,11 @@ def newest_writer(checkpoint: str | os.PathLike[str]) -> int | None:
     return told.writer if told else last
 
 
-def path_of(checkpoint: str | os.PathLike[str]) -> Path:
-    """The newest part of a checkpoint's journal."""
-    return Path(checkpoint) / "fencepost" / "journal.jsonl"
+def path_of(checkpoint: str | os.PathLike[str] | RemotePath) -> Path:
+    """The newest part of a checkpoint's journal, on this machine."""
+    where = place(checkpoint)
+    folder = registry.folder_for(where) if isinstance(where, RemotePath) else where / "fencepost"
+    return folder / "journal.jsonl"
 
 
 def older_of(path: Path) -> Path:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fencepost.errors import Fenced, FencepostError
+from fencepost.observe import journal
 from fencepost.observe.events import Event, Kind
 from fencepost.observe.journal import Journal
 from fencepost.supervise.reasons import Reason
@@ -41,6 +42,7 @@ class Observer:
 
     def write_to(self, checkpoint: str, writer: int | None = None) -> None:
         """The journal's checkpoint is known, and in time the driver's number."""
+        journal.begin(checkpoint)
         self._journal = Journal(checkpoint)
         self._writer = writer
 

@@ -1,7 +1,7 @@
 """A wish to stop or to cancel a job, left for its driver: `fencepost/request.json`.
 
 A file, so that it needs no signal, works from another machine that has the folder, and reaches no stranger: it names
-the writer that it is meant for, and every later one leaves it alone.
+the writer that it is meant for, and every later one leaves it alone. A remote store is looked at once in five seconds.
 """
 
 from __future__ import annotations
@@ -9,53 +9,106 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from pathlib import Path
-from typing import Literal
+import threading
+import time
+from typing import Final, Literal
 
+from fencepost.ledger import RemotePath, place, store_at
+from fencepost.observe.aside import Aside
 from fencepost.observe.journal import newest_writer
 
 Wish = Literal["stop", "cancel"]
 
+NAME: Final = "fencepost/request.json"
+EVERY_S: Final = 5.0
+"""So often a remote store is looked at: each look is a request that is paid for."""
+WAIT_S: Final = 2.0
+"""So long a driver, which has other things to do, waits for a remote store to answer."""
 
-def leave(checkpoint: str | os.PathLike[str], wish: Wish, writer: int) -> None:
+
+def leave(checkpoint: str | os.PathLike[str] | RemotePath, wish: Wish, writer: int) -> None:
     """Ask the driver with this number."""
-    path = _path(checkpoint)
+    text = json.dumps({"wish": wish, "writer": writer})
+    where = place(checkpoint)
+    if isinstance(where, RemotePath):
+        store_at(where).replace(NAME, text.encode())
+        _LOOKS.forget(where)
+        return
+    path = where / NAME
     temp = path.with_suffix(f".{os.getpid()}.tmp")
-    temp.write_text(json.dumps({"wish": wish, "writer": writer}))
+    temp.write_text(text)
     temp.replace(path)
 
 
-def find(checkpoint: str | os.PathLike[str], writer: int) -> Wish | None:
+def find(checkpoint: str | os.PathLike[str] | RemotePath, writer: int) -> Wish | None:
     """What this driver is asked to do."""
-    path = _path(checkpoint)
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-        if path.exists():
-            left = json.loads(path.read_bytes())
+        if (data := _read(checkpoint)) is not None:
+            left = json.loads(data)
             wish: Wish = left["wish"]
             return wish if left["writer"] == writer and wish in ("stop", "cancel") else None
     return None
 
 
-def find_between(checkpoint: str | os.PathLike[str]) -> Wish | None:
+def find_between(checkpoint: str | os.PathLike[str] | RemotePath) -> Wish | None:
     """While no driver runs and another is to come: what the last one was asked."""
     with contextlib.suppress(OSError):
-        last = newest_writer(checkpoint) if _path(checkpoint).exists() else None
+        last = newest_writer(checkpoint) if _read(checkpoint) is not None else None
         return None if last is None else find(checkpoint, last)
     return None
 
 
-def take_back(checkpoint: str | os.PathLike[str], writer: int) -> None:
+def take_back(checkpoint: str | os.PathLike[str] | RemotePath, writer: int) -> None:
     """It was heeded."""
     if find(checkpoint, writer) is not None:
-        with contextlib.suppress(OSError):
-            _path(checkpoint).unlink(missing_ok=True)
+        clear(checkpoint)
 
 
-def clear(checkpoint: str | os.PathLike[str]) -> None:
+def clear(checkpoint: str | os.PathLike[str] | RemotePath) -> None:
     """Somebody starts the job: what was asked of those before him is not meant for him."""
+    where = place(checkpoint)
+    if isinstance(where, RemotePath):
+        _LOOKS.clear(where)
+        return
     with contextlib.suppress(OSError):
-        _path(checkpoint).unlink(missing_ok=True)
+        (where / NAME).unlink(missing_ok=True)
 
 
-def _path(checkpoint: str | os.PathLike[str]) -> Path:
-    return Path(checkpoint) / "fencepost" / "request.json"
+def _read(checkpoint: str | os.PathLike[str] | RemotePath) -> bytes | None:
+    where = place(checkpoint)
+    if isinstance(where, RemotePath):
+        return _LOOKS.read(where)
+    return (where / NAME).read_bytes() if (where / NAME).exists() else None
+
+
+class _Looks:
+    """What remote stores said last."""
+
+    def __init__(self) -> None:
+        self._aside = Aside("requests")
+        self._change = threading.Lock()
+        self._known: dict[str, tuple[float, bytes | None]] = {}
+
+    def read(self, checkpoint: RemotePath) -> bytes | None:
+        """What is there, or was a moment ago; nothing while the store does not answer."""
+        with self._change:
+            looked, data = self._known.get(checkpoint.url, (float("-inf"), None))
+            if time.monotonic() - looked < EVERY_S:
+                return data
+            found = self._aside.ask(lambda: store_at(checkpoint).read(NAME), WAIT_S)
+            self._known[checkpoint.url] = time.monotonic(), found
+            return found
+
+    def clear(self, checkpoint: RemotePath) -> None:
+        """Take away what is there."""
+        self._aside.ask(lambda: store_at(checkpoint).delete(NAME), WAIT_S, after=True)
+        self.forget(checkpoint)
+
+    def forget(self, checkpoint: RemotePath) -> None:
+        """Another wish is there now: look again."""
+        with self._change:
+            self._known.pop(checkpoint.url, None)
+
+
+_LOOKS = _Looks()
+"""Of this process."""

@@ -22,6 +22,7 @@ from fencepost import faults
 from fencepost.errors import BadConfig, EpochFailed, FencepostError, OperatorNeeded, Retryable, TargetRefused
 from fencepost.ledger import LocalStore
 from fencepost.ledger.local import make_folder, sync_folder
+from fencepost.ledger.places import is_remote
 from fencepost.protocol.effects import Outcome
 from fencepost.protocol.records import Epoch, Handle, WriterNumber
 from fencepost.rows import Rows
@@ -135,6 +136,10 @@ class FilesSession(Session):
             what = "Files are appended; output mode update replaces rows."
             error = BadConfig("mode_needs_key", what, next="Use output mode append.")
             raise error.at(job=self._job, sink=self._sink.name)
+        if is_remote(str(self._sink.path)):
+            what = "This sink writes to a folder of the driver's machine, and its path is on another store."
+            next_ = "Name a local or mounted folder, or write to Kafka or a database."
+            raise self._refused("target_unusable", what, next_)
         if problem := misfit(self._sink.format, schema):
             what = f"The DataFrame cannot be written: {problem}."
             raise self._refused("schema_does_not_fit", what, "Select, cast or rename columns.")

@@ -12,8 +12,8 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
+from fencepost.ledger import Place
 from fencepost.protocol.records import Epoch, Handle
 
 
@@ -36,7 +36,7 @@ class Asked:
     ancestors: frozenset[str] = frozenset()
     last: int = 0
     """The ledger's newest record: it knows of no writer with a higher number."""
-    folder: Path | None = None
+    folder: Place | None = None
     """The lineage's folder in the checkpoint, for what people said there."""
 
 

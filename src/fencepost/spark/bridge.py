@@ -47,7 +47,7 @@ class JvmBridge:
         return (
             writer.format("fencepost.EpochSink")
             .option("token", self._token)
-            .option("staged", f"file://{driver.staged_folder}")
+            .options(**driver.staged)
             .option("durable", str(driver.durable).lower())
             .start()
         )

@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from fencepost.ledger import Store
+from fencepost.ledger import Store, place, way
 from fencepost.protocol.effects import Identity, Stray
 from fencepost.protocol.records import Epoch, digest
 
@@ -30,6 +29,7 @@ class SparkLog:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self._has_state = True
 
     def identity(self) -> Identity:
         """Who this directory says it is."""
@@ -95,17 +95,19 @@ class SparkLog:
         found = []
         for name in self.schema_files():
             counts_from = re.match(r"state/\d+/(?:_metadata/v2|_stateSchema/[^/]+)/(\d+)", name)
-            stamp = self._store.stamp(name)
-            if counts_from and int(counts_from[1]) > epoch and stamp:
+            if counts_from and int(counts_from[1]) > epoch and (stamp := self._store.stamp(name)):
                 found.append(Stray(name, stamp))
+        return (*found, *self.source_strays(offsets))
+
+    def source_strays(self, offsets: str | None) -> Iterator[Stray]:
+        """File-source entries after `offsets`."""
         for source in self._store.list("sources"):
             _, highest = self.ends(source, offsets)
             for number, entry in self.source_entries(source):
                 name = f"sources/{source}/{entry}"
-                stamp = self._store.stamp(name)
-                if number > highest and stamp and (highest >= 0 or _names_files(self._store.read(name) or b"")):
-                    found.append(Stray(name, stamp))
-        return tuple(found)
+                stamp = self._store.stamp(name) if number > highest else None
+                if stamp and (highest >= 0 or _names_files(self._store.read(name) or b"")):
+                    yield Stray(name, stamp)
 
     def discard(self, strays: tuple[Stray, ...]) -> None:
         """Delete them, if they are still the same files."""
@@ -117,9 +119,12 @@ class SparkLog:
 
     def source_files(self, before: str | None, offsets: str) -> Iterator[str]:
         """The file-source entries between two barriers; from the beginning, those since the newest compact one."""
-        for source in self._store.list("sources"):
-            began, _ = self.ends(source, before)
-            ended, _ = self.ends(source, offsets)
+        if before is not None and all(end is None for end in source_offsets(offsets).values()):
+            return  # no file source, and nothing to look for
+        folders = self._store.list("sources")
+        for source in folders:
+            began, _ = self.ends(source, before, folders)
+            ended, _ = self.ends(source, offsets, folders)
             entries = [(n, name) for n, name in self.source_entries(source) if n <= ended]
             compact = max((n for n, name in entries if name.endswith(".compact")), default=-1)
             first = began + 1 if before is not None else compact
@@ -130,7 +135,9 @@ class SparkLog:
 
         Those of one epoch; with `whole`, the snapshots too, which Spark writes when it has time.
         """
-        if not state_ids(snapshot):
+        if whole:
+            self._has_state = bool(self._store.list("state"))
+        if self._has_state and not state_ids(snapshot):
             # By whole names, so that no folder of a hundred versions is listed in every epoch.
             for store in ("", "*/"):
                 for end in ("delta", "changelog", "zip"):
@@ -143,16 +150,16 @@ class SparkLog:
             yield from self._found(f"state/[0-9]*/{pattern}")
 
     def _found(self, pattern: str) -> Iterator[str]:
-        root = Path(self._store.root)
-        paths = (path.relative_to(root) for path in root.glob(pattern) if path.is_file())
-        yield from (path.as_posix() for path in paths if not path.name.startswith("."))
+        root = place(self._store.root)
+        paths = (path for path in root.glob(pattern) if path.is_file())
+        yield from (way(path, root) for path in paths if not path.name.startswith("."))
 
     def sums(self, names: Iterable[str]) -> dict[str, str]:
         """Those of the files that are there."""
         found = {name: self._store.read(name) for name in names}
         return {name: digest(data) for name, data in found.items() if data is not None}
 
-    def ends(self, source: str, offsets: str | None) -> tuple[int, int]:
+    def ends(self, source: str, offsets: str | None, folders: Sequence[str] | None = None) -> tuple[int, int]:
         """The last entry of a source's log that is surely in `offsets`, and the last that may be; -1 if none.
 
         Spark writes a line per *use* of a source but has a folder per source: where two branches read one source, which
@@ -167,8 +174,8 @@ class SparkLog:
             return (-1, -1) if end is None else (end, end)
         if int(source) >= len(ends):
             return (-1, -1)  # there are never more sources than lines: left by a start that had more of them
-        folders = [name for name in self._store.list("sources") if name.isdigit() and int(name) < len(ends)]
-        if source in ends and len(ends) == len(folders):
+        there = self._store.list("sources") if folders is None else folders
+        if source in ends and len(ends) == sum(name.isdigit() and int(name) < len(ends) for name in there):
             end = ends[source]
             return (-1, -1) if end is None else (end, end)
         known = [end for end in ends.values() if end is not None]
@@ -179,13 +186,14 @@ class SparkLog:
         return (*self._lost_state(epoch, snapshot), *self._lost_others(files))
 
     def _lost_state(self, epoch: Epoch, snapshot: str) -> Iterator[str]:
-        root = Path(self._store.root) / "state"
         for operator, partitions in state_ids(snapshot).items():
+            folder = place(self._store.root) / "state" / operator
+            # One look for all partitions: on a remote store each costs a request.
+            files = {(way(file, folder).split("/")[0], file.name) for file in folder.rglob(f"{epoch + 1}_*")}
             for partition, ids in enumerate(partitions):
-                folder = root / operator / str(partition)
-                files = [file.name for file in folder.rglob(f"{epoch + 1}_*")] if folder.is_dir() else []
+                names = [name for where, name in files if where == str(partition)]
                 for unique in ids:
-                    if not any(name.startswith(f"{epoch + 1}_{unique}.") for name in files):
+                    if not any(name.startswith(f"{epoch + 1}_{unique}.") for name in names):
                         yield f"state/{operator}/{partition}/{epoch + 1}_{unique}"
 
     def _lost_others(self, files: Mapping[str, str]) -> Iterator[str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fencepost.errors import BadConfig, Where
-from fencepost.spark import session
+from fencepost.spark import commanded, session
 
 ARTIFACT = "spark-sql-kafka-0-10"
 PROVIDER = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
@@ -29,9 +29,10 @@ def coordinate(version: str) -> str:
 
 def with_package(conf: Mapping[str, str], version: str) -> dict[str, str]:
     """The settings of a session to be made, with the connector among its packages unless it comes another way."""
-    told = [*(conf.get(key, "") for key in NAMED_IN), os.environ.get("PYSPARK_SUBMIT_ARGS", "")]
+    conf = {**conf, **commanded.told()}
+    told = [*(conf.get(key, "") for key in NAMED_IN), os.environ.get(commanded.SUBMIT, "")]
     if any(ARTIFACT in text for text in told) or _is_shipped():
-        return dict(conf)
+        return conf
     packages = [conf.get("spark.jars.packages"), coordinate(version)]
     return {**conf, "spark.jars.packages": ",".join(filter(None, packages))}
 

@@ -130,6 +130,7 @@ def _planned(df: DataFrame, told: dict[str, Any], clock: str) -> DataFrame:
 
     from fencepost.spark.keyed_tasks import KeyedState, Told  # noqa: PLC0415 - it imports pyspark
 
+    session.bring_python(df.sparkSession)
     work = KeyedState(Told(**told))
     # What `GroupedData.transformWithState` does, but for its wish that pandas be installed, which nothing here needs.
     function = UserDefinedFunction(

@@ -25,7 +25,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from fencepost.errors import BadConfig, EpochFailed, Where
-from fencepost.spark import inspect
+from fencepost.spark import inspect, session
 from fencepost.spark.branches import arrow_schema, quoted
 from fencepost.spark.keyed import fields_of, nullable
 
@@ -89,6 +89,7 @@ def mapped(
         source=source,
     )
     spark: Any = frame.sparkSession
+    session.bring_python(spark)
     mark = new_mark("map")
     work: Each | Once = Each(told)
     made = fields

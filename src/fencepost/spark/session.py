@@ -12,15 +12,16 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fencepost import shipped
 from fencepost.errors import BadConfig, Where
+from fencepost.spark import commanded
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-JAR = Path(__file__).with_name("fencepost.jar")
+JAR = shipped.path("fencepost.spark", "fencepost.jar")
 
 SINK = "fencepost.EpochSink"
 """The class by which we know that our jar is there."""
@@ -70,6 +71,9 @@ STATE_FILES: Mapping[str, str] = {
 }
 """The same for the other way to `file:`, by which state snapshots are copied; for the one query that starts."""
 
+EXCLUSIVE_FILES: Mapping[str, str] = {"spark.sql.streaming.checkpointFileManagerClass": "fencepost.ExclusiveFiles"}
+"""On s3a one PUT a file, refused if the name is taken; elsewhere what Spark would take. It stays in the session too."""
+
 WITHOUT_JAR = (
     "without the jar: epochs pass through foreachBatch and the driver's memory, which is slower; "
     "and on a local disk Spark does not fsync, so a power cut (not a crash) may damage the checkpoint"
@@ -86,7 +90,6 @@ OWN: Mapping[str, str] = {
 
 
 LOCAL: Mapping[str, str] = {
-    "spark.master": "local[*]",
     # One machine needs no port that others can reach.
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
@@ -95,28 +98,62 @@ LOCAL: Mapping[str, str] = {
 }
 """Settings of a session that we make on one machine; `conf` overrides them."""
 
+EXECUTORS_PYTHON = "spark.pyspark.python"
+"""spark-submit heeds it, and pyspark does not when it is started by python itself."""
+
 
 def make_session(job: str, conf: Mapping[str, str], *, jar: bool = True) -> SparkSession:
-    """Make a session for one job, or take the one that runs in this process already."""
+    """Make a session for one job, or take the one that runs in this process already.
+
+    The master is the command line's, or that of `conf`, or whichever Spark itself would take: spark-submit's, that of
+    PYSPARK_SUBMIT_ARGS, of spark-defaults.conf or of MASTER; without any, this machine.
+    """
     sql = _import_pyspark(job)
     active = sql.SparkSession.getActiveSession()
     if active is not None:
         return active  # type: ignore[no-any-return]
-    # A session stopped earlier in this process leaves its JVM, and a JVM's class path cannot grow.
-    builder = sql.SparkSession.builder.appName(job)
-    settings = dict(OWN)
-    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # plain `python job.py`; spark-submit brings its own master
-        settings |= {**LOCAL, "spark.sql.shuffle.partitions": str(len(os.sched_getaffinity(0)))}
-        # Otherwise the tasks take whichever python3 is on the PATH, with none of this one's packages.
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    settings |= conf
+    settings = {**OWN, **conf, **commanded.told()}
     if jar:
-        settings |= {f"spark.hadoop.{key}": value for key, value in CHECKPOINT_FILES.items()}
-        for key in ("spark.driver.extraClassPath", "spark.executor.extraClassPath"):
-            settings[key] = os.pathsep.join(filter(None, [str(JAR), conf.get(key)]))
+        # A session stopped earlier in this process leaves its JVM, and a JVM's class path cannot grow.
+        paths = [str(JAR), settings.get("spark.driver.extraClassPath")]
+        settings["spark.driver.extraClassPath"] = os.pathsep.join(filter(None, paths))
+    python = os.environ.get("PYSPARK_PYTHON")
+    if python is None:  # Otherwise Spark takes whichever python3 is on the PATH, with none of this one's packages.
+        os.environ["PYSPARK_PYTHON"] = sys.executable
+    if is_local(_master(settings)):
+        settings = {**_alone(settings, jar=jar), **settings}
+    elif EXECUTORS_PYTHON in settings:
+        os.environ["PYSPARK_PYTHON"] = settings[EXECUTORS_PYTHON]
+    elif python is None:  # the path of this one means nothing on another machine
+        del os.environ["PYSPARK_PYTHON"]
+    builder = sql.SparkSession.builder.appName(job)
     for key, value in settings.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()  # type: ignore[no-any-return]
+
+
+def is_local(master: str) -> bool:
+    """Do the tasks run in the driver's own process?"""
+    return re.fullmatch(r"local(\[.*\])?", master) is not None
+
+
+def _master(settings: Mapping[str, str]) -> str:
+    """The master of a session with these settings. Spark itself is asked, for there are many places to name one."""
+    from pyspark import SparkConf, SparkContext  # noqa: PLC0415 - pyspark may be absent when this module is imported
+
+    given = SparkConf(loadDefaults=False)
+    for key, value in settings.items():
+        given.set(key, value)
+    SparkContext._ensure_initialized(conf=given)  # starts the JVM, as the session would
+    return settings.get(commanded.MASTER) or SparkConf().get(commanded.MASTER) or "local[*]"
+
+
+def _alone(settings: Mapping[str, str], *, jar: bool) -> dict[str, str]:
+    """What else a session has whose tasks run in this process, where nobody says otherwise."""
+    found = {f"spark.hadoop.{key}": value for key, value in CHECKPOINT_FILES.items()} if jar else {}
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # spark-submit was told what it was told
+        found |= {**LOCAL, "spark.sql.shuffle.partitions": str(len(os.sched_getaffinity(0)))}
+    return found
 
 
 def version(job: str) -> str:
@@ -136,6 +173,15 @@ def check_session(spark: Any, job: str | None) -> None:
             "This is a Spark Connect session: the driver that writes the checkpoint is in another process.",
             where=where,
             next="Run the job with a classic session (spark-submit, or a local SparkSession).",
+        )
+    master = commanded.told().get(commanded.MASTER, spark.sparkContext.master)
+    if spark.sparkContext.master != master:
+        raise BadConfig(
+            "other_master",
+            f"The command line names the master {master}, and the file made a session with "
+            f"{spark.sparkContext.master}.",
+            where=where,
+            next="Let the file name no master, or leave --master out.",
         )
     if not spark.version.startswith(tuple(f"{version}." for version in SUPPORTED)):
         raise BadConfig(
@@ -157,9 +203,24 @@ def bring_jar(spark: Any) -> bool:
     """See that our Java classes can be found in this session, also one that runs already; False if they cannot.
 
     `ADD JAR` would load them for the driver and, under another loader, for the tasks; so the jar goes to the loader at
-    the top, which both share, and to the executors.
+    the top, which both share. Executors elsewhere, also those that start later, fetch it from the driver.
     """
-    return finds_class(spark, SINK) or (add_jars(spark, [str(JAR)]) and finds_class(spark, SINK))
+    if not finds_class(spark, SINK):
+        return add_jars(spark, [str(JAR)]) and finds_class(spark, SINK)
+    context = spark.sparkContext
+    if not is_local(context.master) and JAR.name not in context._jsc.sc().listJars().mkString("\n"):
+        context._jsc.addJar(str(JAR))
+    return True
+
+
+def bring_python(spark: Any) -> None:
+    """See that tasks elsewhere can import this package: the version that made their plan, whatever is installed there.
+
+    Needed only by what runs Python of ours in tasks, and before it is put into a plan.
+    """
+    context = spark.sparkContext
+    if not is_local(context.master) and shipped.archive().name not in context._python_includes:
+        context.addPyFile(str(shipped.archive()))
 
 
 def add_jars(spark: Any, jars: Sequence[str]) -> bool:
@@ -220,11 +281,16 @@ def trust_the_ledger(spark: Any) -> None:
         spark.conf.set(key, value)
 
 
-def use_durable_files(spark: Any) -> Mapping[str, str]:
-    """Switch checkpoints of this session to our `file:` classes; return the settings that only the query needs."""
-    for key, value in CHECKPOINT_FILES.items():
+def checkpoint_files(spark: Any, checkpoint: str) -> Mapping[str, str]:
+    """How Spark keeps this checkpoint's files; returns the settings that only the query needs.
+
+    On s3a through our own class: Spark's renames there, which is copy and delete, and lets a driver that slept
+    overwrite its successor's `offsets/N`. HDFS has a rename that never overwrites, and needs nothing.
+    """
+    local = "://" not in checkpoint
+    for key, value in (CHECKPOINT_FILES if local else EXCLUSIVE_FILES).items():
         spark.conf.set(key, value)
-    return STATE_FILES
+    return STATE_FILES if local else {}
 
 
 class JvmGone(Exception):

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from fencepost.protocol.records import Epoch, WriterNumber
 from fencepost.sinks.contract import UNIT, UNIT_FACTS, Attempt, WriteInTask
+from fencepost.spark import session
 from fencepost.spark.branches import quoted
 
 OWNER = "fencepost.owner"
@@ -23,6 +24,7 @@ def written_in_tasks(frame: Any, write: WriteInTask) -> Any:
     from pyspark.sql.udf import UserDefinedFunction  # noqa: PLC0415 - as above
     from pyspark.util import PythonEvalType  # noqa: PLC0415 - as above
 
+    session.bring_python(frame.sparkSession)
     columns = [StructField(field.name, field.dataType, nullable=True) for field in frame.schema]
     ours = [StructField(name, StringType(), nullable=True) for name in (UNIT, UNIT_FACTS)]
     # What `mapInArrow` does, but for its wish that pandas be installed, which nothing here needs.

@@ -22,7 +22,7 @@ from fencepost.errors import LATER, Where
 from fencepost.observe import requests
 from fencepost.observe.events import Event, Kind
 from fencepost.observe.journal import Journal
-from fencepost.observe.pulse import beats
+from fencepost.observe.pulse import Ear
 from fencepost.supervise.keeper import spent
 from fencepost.supervise.process import Process
 from fencepost.supervise.reasons import Policy, Reason
@@ -81,6 +81,7 @@ class Supervisor:
         self._signals = 0
         self._job = Path(orders.command[0]).name
         self._journal: Journal | None = None
+        self._ear: Ear | None = None
         self._checkpoint: str | None = None
         """Known once a driver came to its `job.run()`."""
 
@@ -147,7 +148,8 @@ class Supervisor:
 
     def _is_settled(self, driver: Process) -> bool:
         """Has it finished an epoch? Until then it needs the machine; an idle one finishes none, and gets some time."""
-        finished = any(beat.pid == driver.pid and beat.epoch is not None for beat in beats(str(self._checkpoint)))
+        heard = self._ear.beats() if self._ear else []
+        finished = any(beat.pid == driver.pid and beat.epoch is not None for beat in heard)
         return finished or time.monotonic() > self._standby_from + IDLE_S
 
     def _mind_standby(self, driver: Process) -> None:
@@ -202,6 +204,7 @@ class Supervisor:
             self._checkpoint = process.job["checkpoint"]
             self._job = process.job["name"]
             self._journal = Journal(process.job["checkpoint"])
+            self._ear = Ear(process.job["checkpoint"])
             requests.clear(process.job["checkpoint"])
             self._standby_from = time.monotonic() + QUIET_S
             if self._orders.restart is None and process.job["restart"]:

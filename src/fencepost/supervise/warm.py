@@ -17,7 +17,7 @@ from fencepost.files import Files
 from fencepost.observe.events import Event
 from fencepost.sinks.sqlite import SQLite
 from fencepost.sources.contract import Source
-from fencepost.spark import branches, inspect
+from fencepost.spark import branches, inspect, session
 
 if TYPE_CHECKING:
     from fencepost.job import Job
@@ -35,17 +35,22 @@ LINES = ("one two", "two three") * (EPOCHS // 2)
 
 
 def up(job: Job) -> None:
-    """Run throw-away queries over a few lines and what arrives at the job's own sources, and meet its sinks."""
+    """Meet the job's sinks, and run throw-away queries over a few lines and what arrives at its own sources.
+
+    On a cluster nothing is run: there only the process, its JVM and its session are ready.
+    """
     for name, sink in job.sinks.items():
-        session = sink.session(job.name)
+        target = sink.session(job.name)
         try:
             frame = job.frames[name]
             mode = inspect.branch_mode(frame, job.mode)
-            session.rehearse(branches.arrow_schema(frame), mode)  # it connects, and changes nothing
+            target.rehearse(branches.arrow_schema(frame), mode)  # it connects, and changes nothing
         except FencepostError as error:
             log.info("standby of job %s: %s", job.name, error)  # the driver's to say
         finally:
-            session.close()
+            target.close()
+    if not session.is_local(str(job.spark.sparkContext.master)):
+        return  # the driver needs the executors, and they do not see a folder of this machine
     # Gone with the process, not before: Spark's maintenance writes to it even when the query is over.
     folder = Path(volatile.folder("warm-up"))
     (folder / "lines").mkdir(parents=True)

@@ -78,6 +78,60 @@ CASSANDRA = JarSet(
 )
 """A server with all it needs, a hundred jars: the first download takes minutes."""
 
+HDFS = JarSet(
+    "hdfs",
+    ("org.apache.hadoop:hadoop-client-minicluster:3.5.0",),
+    digest="0c91649495b4becb78bc415bc07cd497fac10ab50cd304f7d44780a8795eec6c",
+    transitive=False,
+)
+"""A NameNode and a DataNode; the rest that they need is in pyspark, which has the same version of Hadoop."""
+
+S3_SERVER = JarSet(
+    "s3-server",
+    (
+        "org.gaul:s3proxy:4.1.0",
+        *(f"tools.jackson.core:jackson-{name}:3.2.2" for name in ("core", "databind")),
+        "tools.jackson.dataformat:jackson-dataformat-xml:3.2.2",
+        "com.fasterxml.jackson.core:jackson-annotations:2.22",
+        "com.fasterxml.woodstox:woodstox-core:7.2.1",
+        "org.codehaus.woodstox:stax2-api:4.3.0",
+        *(f"ch.qos.logback:logback-{name}:1.6.3" for name in ("core", "classic")),
+        "org.slf4j:slf4j-api:2.0.18",
+        "com.google.guava:guava:33.7.1-jre",
+        "args4j:args4j:2.37",
+        "jakarta.servlet:jakarta.servlet-api:6.0.0",
+        *(f"software.amazon.awssdk:{name}:2.54.2" for name in ("s3", "sdk-core", "aws-core", "utils")),
+        *(f"software.amazon.awssdk:{name}:2.54.2" for name in ("http-client-spi", "checksums", "checksums-spi")),
+    ),
+    digest="8a9b716789232f032d333a82d41d733dcfd03f82136e95a19bc9c6af3aff4789",
+    transitive=False,
+)
+"""s3proxy with what it needs to keep objects as files: with all of its backends it would be 152 jars."""
+
+S3A = JarSet(
+    "s3a",
+    (
+        "org.apache.hadoop:hadoop-aws:3.5.0",
+        "software.amazon.s3.analyticsaccelerator:analyticsaccelerator-s3:1.3.1",
+        *(f"org.apache.httpcomponents:{name}" for name in ("httpclient:4.5.13", "httpcore:4.4.16")),
+        "org.reactivestreams:reactive-streams:1.0.4",
+        "software.amazon.eventstream:eventstream:1.0.1",
+        *(f"software.amazon.awssdk:{name}:2.35.4" for name in ("s3", "s3-transfer-manager", "sts", "arns", "regions")),
+        *(f"software.amazon.awssdk:{name}:2.35.4" for name in ("annotations", "auth", "profiles", "metrics-spi")),
+        *(f"software.amazon.awssdk:{name}-core:2.35.4" for name in ("aws", "crt", "protocol", "sdk")),
+        *(f"software.amazon.awssdk:{name}:2.35.4" for name in ("aws-query-protocol", "aws-xml-protocol")),
+        *(f"software.amazon.awssdk:{name}:2.35.4" for name in ("checksums", "checksums-spi", "endpoints-spi")),
+        *(f"software.amazon.awssdk:http-auth{name}:2.35.4" for name in ("", "-aws", "-aws-eventstream", "-spi")),
+        *(f"software.amazon.awssdk:{name}:2.35.4" for name in ("apache-client", "http-client-spi", "netty-nio-client")),
+        *(f"software.amazon.awssdk:{name}:2.35.4" for name in ("identity-spi", "retries", "retries-spi")),
+        *(f"software.amazon.awssdk:{name}:2.35.4" for name in ("json-utils", "third-party-jackson-core")),
+        *(f"software.amazon.awssdk:{name}:2.35.4" for name in ("utils", "utils-lite")),
+    ),
+    digest="038a6642e5c5a25d473d11d23eeb60a81d3e6b5c9a8bee037e3ef4eb443df8f1",
+    transitive=False,
+)
+"""`s3a://` for `spark.jars`. Without netty, commons-codec and commons-logging, which pyspark has in other versions."""
+
 
 def fetch(jars: JarSet) -> list[Path]:
     """The set's files, downloaded if they are not here yet. Two processes at once: both load, the first one wins."""

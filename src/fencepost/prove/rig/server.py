@@ -60,6 +60,11 @@ class Server(ABC):
         return self._process.pid
 
     @property
+    def runs(self) -> bool:
+        """Was it started, and has it not ended since? A frozen one runs."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
     def log(self) -> Path:
         """What it said in all its starts."""
         return self.folder / "server.log"
@@ -196,12 +201,19 @@ class Server(ABC):
         until(lambda: not self._children(), f"all processes of {self.name} were gone")
 
 
-def run(command: Sequence[str | Path], *, environment: Mapping[str, str] | None = None, stdin: str = "") -> str:
+def run(
+    command: Sequence[str | Path],
+    *,
+    environment: Mapping[str, str] | None = None,
+    stdin: str = "",
+    folder: Path | str | None = None,
+) -> str:
     """What a program that ends by itself wrote; `RigFailed` with its last words if it failed."""
     try:
         done = subprocess.run(
             list(map(str, command)),
             env=os.environ | (environment or {}),
+            cwd=folder,
             check=False,
             capture_output=True,
             text=True,

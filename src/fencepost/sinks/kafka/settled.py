@@ -6,22 +6,21 @@ Asked only after the coordinator and the topic; a handle's id is never used twic
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
 
-from fencepost.ledger import LocalStore
+from fencepost.ledger import Place, store_at
 from fencepost.sinks.kafka.outcome import Fate
 
 WORDS = {"committed": Fate.COMMITTED, "lost": Fate.ABORTED}
 
 
-def settle(lineage: Path, handle: str, word: str) -> bool:
+def settle(lineage: Place, handle: str, word: str) -> bool:
     """Note it, once; False if something was said before."""
-    return LocalStore(lineage).create(_name(handle), f"{word}\n{handle}\n".encode())
+    return store_at(lineage).create(_name(handle), f"{word}\n{handle}\n".encode())
 
 
-def said(lineage: Path, handle: str) -> Fate:
+def said(lineage: Place, handle: str) -> Fate:
     """What was said, if anything."""
-    text = (LocalStore(lineage).read(_name(handle)) or b"").decode()
+    text = (store_at(lineage).read(_name(handle)) or b"").decode()
     return WORDS.get(text.partition("\n")[0], Fate.UNKNOWN)
 
 

@@ -1,0 +1,278 @@
+"""A remote store through the Hadoop file system of Spark's session: its settings, its credentials, its retries.
+
+Never trusts `create(overwrite=false)`: on s3a it asks first and writes later, and two callers both get through.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import unquote
+
+from fencepost import faults
+from fencepost.errors import BadConfig, Where
+from fencepost.ledger.remote import Found, Remote
+from fencepost.ledger.store import Unanswered
+
+CONDITIONAL: Final = "fs.option.create.conditional.overwrite"
+NO_PROBES: Final = "fs.s3a.create.performance"
+"""The condition is all that is needed: s3a need not look first whether there is a folder of that name."""
+
+TAKEN: Final = ("FileAlreadyExistsException", "AlreadyBeingCreatedException", "RemoteFileChangedException")
+ABSENT: Final = ("FileNotFoundException", "NoSuchBucketException", "UnknownStoreException")
+DENIED: Final = (
+    "AccessDeniedException",
+    "AccessControlException",
+    "NoAuthWithAWSException",
+    "CredentialInitializationException",
+    "NoAwsCredentialsException",
+)
+NO_CLIENT: Final = ("ClassNotFoundException", "UnsupportedFileSystemException", "NoClassDefFoundError")
+
+
+LOUD: Final = ("org.apache.hadoop.fs.s3a.S3ABlockOutputStream", "org.apache.hadoop.fs.s3a.S3AInstrumentation")
+
+
+class Taken(Exception):
+    """There is a file of that name."""
+
+
+class HadoopRemote(Remote):
+    """HDFS or s3a, as the Spark of this process reaches it."""
+
+    def __init__(self, context: Any) -> None:
+        from pyspark.sql import SparkSession  # noqa: PLC0415 - there is a context, so it is there
+
+        from fencepost.spark import session  # noqa: PLC0415 - it knows of checkpoints, which know of stores
+
+        spark = SparkSession._instantiatedSession or SparkSession(context)
+        if not session.bring_jar(spark):
+            raise BadConfig(
+                "no_jar",
+                "This session takes no jar, and a checkpoint on a remote store needs ours.",
+                next="Start the session with the jar (fencepost.spark.session.JAR) in spark.jars.",
+            )
+        self._jvm = context._jvm
+        self._gateway = context._gateway
+        self._conf = spark._jsparkSession.sessionState().newHadoopConf()
+        self._systems: dict[str, Any] = {}
+        self._hush()
+
+    def _hush(self) -> None:
+        """To s3a a create that is refused is a failed upload, with a page of statistics; to us it is an answer."""
+        log4j = self._jvm.org.apache.logging.log4j
+        for name in LOUD:
+            log4j.core.config.Configurator.setLevel(name, log4j.Level.ERROR)
+
+    def create(self, url: str, data: bytes) -> bool:
+        """Create a file, whole and durable; False if the name is taken."""
+        try:
+            with self._told(url):
+                return self._put_if_absent(url, data) if _is_s3(url) else self._rename_if_absent(url, data)
+        except Taken:
+            return False
+
+    def _put_if_absent(self, url: str, data: bytes) -> bool:
+        system, path = self._at(url)
+        builder = system.createFile(path).must(CONDITIONAL, True).opt(NO_PROBES, True)
+        self._write(builder.build(), data)
+        faults.reach("store.put")
+        return True
+
+    def _rename_if_absent(self, url: str, data: bytes) -> bool:
+        system, path = self._at(url)
+        temp = self._temp(url)
+        self._write(system.create(temp, False), data, sync=True)
+        faults.reach("store.remote_temp_written")
+        if system.rename(temp, path):
+            faults.reach("store.renamed")
+            return True
+        taken = system.exists(path)
+        system.delete(temp, False)
+        if not taken:
+            raise Unanswered(errno.EIO, "a rename failed for no reason that can be seen", url)
+        return False
+
+    def replace(self, url: str, data: bytes) -> None:
+        """Write a file, whole and durable, over whatever is there."""
+        with self._told(url):
+            system, path = self._at(url)
+            if _is_s3(url):
+                self._write(system.createFile(path).overwrite(True).opt(NO_PROBES, True).build(), data)
+                return
+            temp = self._temp(url)
+            self._write(system.create(temp, False), data, sync=True)
+            options = self._array(self._jvm.org.apache.hadoop.fs.Options.Rename, "OVERWRITE")
+            context = self._jvm.org.apache.hadoop.fs.FileContext.getFileContext(path.toUri(), self._conf)
+            context.rename(temp, path, options)
+
+    def read(self, url: str) -> bytes | None:
+        """The whole file; None if it is not there."""
+        try:
+            with self._told(url):
+                system, path = self._at(url)
+                stream = system.open(path)
+                try:
+                    return bytes(stream.readAllBytes())
+                finally:
+                    stream.close()
+        except FileNotFoundError:
+            return None
+
+    def look(self, url: str) -> Found | None:
+        """What is there."""
+        with self._told(url):
+            found = _lines(self._jvm.fencepost.Listing.stat(*self._at(url)))
+        return found[0] if found else None
+
+    def list(self, url: str) -> Sequence[Found]:
+        """What is in a folder."""
+        with self._told(url):
+            return _lines(self._jvm.fencepost.Listing.names(*self._at(url)))
+
+    def below(self, url: str) -> Sequence[Found]:
+        """All files in a folder and in its folders."""
+        with self._told(url):
+            return _lines(self._jvm.fencepost.Listing.below(*self._at(url)))
+
+    def delete(self, url: str) -> None:
+        """Remove a file or a whole folder; gone already is fine."""
+        with self._told(url):
+            system, path = self._at(url)
+            system.delete(path, True)
+
+    def unlink(self, url: str) -> None:
+        """Remove one file, without a look at it and at the folder that it leaves: each costs s3a a request."""
+        if not _is_s3(url):
+            return self.delete(url)
+        with self._told(url):
+            system, path = self._at(url)
+            bulk = system.createBulkDelete(path.getParent())
+            try:
+                failed = bulk.bulkDelete(self._jvm.java.util.Collections.singletonList(path))
+            finally:
+                bulk.close()
+            if failed:
+                raise Unanswered(errno.EIO, "an object could not be deleted", url)
+        return None
+
+    def fetch(self, url: str, to: Path) -> None:
+        """Copy a file here."""
+        with self._told(url):
+            system, path = self._at(url)
+            stream = system.open(path)
+            try:
+                here = self._jvm.java.io.FileOutputStream(str(to))
+                try:
+                    stream.transferTo(here)
+                finally:
+                    here.close()
+            finally:
+                stream.close()
+
+    def send(self, path: Path, url: str) -> None:
+        """Copy a file there, durably, under a name that nobody else uses."""
+        with self._told(url):
+            system, there = self._at(url)
+            if _is_s3(url):
+                out = system.createFile(there).overwrite(True).opt(NO_PROBES, True).build()
+            else:
+                out = system.create(there, True)
+            self._jvm.java.nio.file.Files.copy(self._jvm.java.io.File(str(path)).toPath(), out)
+            if not _is_s3(url):
+                out.hsync()
+            out.close()
+
+    def _write(self, out: Any, data: bytes, *, sync: bool = False) -> None:
+        """An upload that failed before its end is dropped, not completed: a closed half would be a whole file."""
+        try:
+            out.write(bytearray(data))
+            if sync:
+                out.hsync()
+        except BaseException:
+            if out.hasCapability("fs.capability.outputstream.abortable"):
+                out.abort()
+            raise
+        out.close()
+
+    def _at(self, url: str) -> tuple[Any, Any]:
+        path = self._jvm.org.apache.hadoop.fs.Path(url)
+        root = "/".join(url.split("/")[:3])
+        if root not in self._systems:
+            self._systems[root] = path.getFileSystem(self._conf)
+        return self._systems[root], path
+
+    def _temp(self, url: str) -> Any:
+        folder, _, name = url.rpartition("/")
+        return self._jvm.org.apache.hadoop.fs.Path(f"{folder}/.{name}.{uuid.uuid4().hex}.tmp")
+
+    def _array(self, kind: Any, option: str) -> Any:
+        """One option, as Java's variable arguments want it."""
+        made = self._gateway.new_array(kind, 1)
+        made[0] = getattr(kind, option)
+        return made
+
+    @contextmanager
+    def _told(self, url: str) -> Iterator[None]:
+        """Java's exceptions as Python's, by their classes; their texts may hold what a user wrote."""
+        from py4j.protocol import Py4JJavaError  # noqa: PLC0415 - as above
+
+        try:
+            yield
+        except Py4JJavaError as error:
+            raise _translated(error.java_exception, url) from None
+
+
+def _translated(error: Any, url: str) -> Exception:
+    names = _causes(error)
+    said = str(error.getMessage() or "")
+    if any(name in TAKEN for name in names):
+        return Taken(url)
+    if names[0] in NO_CLIENT or ("No FileSystem for scheme" in said):
+        return BadConfig(
+            "no_store_client",
+            f"This Spark cannot reach {url.partition(':')[0]}:// (its Hadoop lacks the class for it).",
+            where=Where(path=url),
+            next="Bring it with the session: spark.jars.packages=org.apache.hadoop:hadoop-aws:<the version of Spark's "
+            "own hadoop-client-api> for s3a.",
+        )
+    if any(name in DENIED for name in names) or "ExpiredToken" in said or "InvalidAccessKeyId" in said:
+        what = "the credentials have expired" if "ExpiredToken" in said else "the store denies access"
+        return PermissionError(errno.EACCES, what, url)
+    if names[0] in ABSENT:
+        return FileNotFoundError(errno.ENOENT, "No such file", url)
+    if "No space left" in said or "DSQuotaExceededException" in names or "QuotaExceededException" in names:
+        return OSError(errno.ENOSPC, "the store is full", url)
+    return Unanswered(errno.EIO, _short(names), url)
+
+
+def _causes(error: Any) -> list[str]:
+    """Class names from the outside in; a RemoteException carries the name of the server's own."""
+    names: list[str] = []
+    while error is not None and len(names) < 10:
+        names.append(str(error.getClass().getSimpleName()))
+        if names[-1] == "RemoteException":
+            names.append(re.split(r"[.$]", str(error.getClassName()))[-1])
+        error = error.getCause()
+    return names
+
+
+def _short(names: Sequence[str]) -> str:
+    return " from ".join(dict.fromkeys(names[:3]))
+
+
+def _lines(text: str) -> list[Found]:
+    found = []
+    for line in filter(None, text.split("\n")):
+        name, kind, size, changed, stamp = line.split("\t")
+        found.append(Found(unquote(name), kind == "d", int(size), int(changed) / 1000, stamp))
+    return found
+
+
+def _is_s3(url: str) -> bool:
+    return url.startswith("s3a:")

@@ -1,0 +1,19 @@
+"""Buckets that the shared session reaches, each by settings of its own."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from fencepost.prove.rig.s3 import Endpoint
+from fencepost.spark.session import add_jars, finds_class
+
+
+def reach(spark: Any, endpoint: Endpoint) -> str:
+    """A new bucket behind an address, `s3a://…`."""
+    if not finds_class(spark, "org.apache.hadoop.fs.s3a.S3AFileSystem"):
+        assert add_jars(spark, [str(jar) for jar in endpoint.jars])
+    name = f"bucket-{uuid.uuid4().hex[:8]}"
+    for key, value in endpoint.settings.items():
+        spark.conf.set(key.replace("spark.hadoop.fs.s3a.", f"fs.s3a.bucket.{name}."), value)
+    return endpoint.make_bucket(name)
