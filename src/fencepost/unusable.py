@@ -19,6 +19,14 @@ def unusable(error: OSError, job: str, path: str) -> RecoveryNeeded:
             next="Renew the credentials, or grant reading, writing, listing and deleting below this folder. A job with "
             "a restart strategy goes on by itself then; otherwise start it again.",
         )
+    if is_remote(path) and isinstance(error, FileNotFoundError):
+        return RecoveryNeeded(
+            "store_missing",
+            "There is no such bucket or store.",
+            where=Where(job=job, path=path),
+            safe=safe,
+            next="Make the bucket, or mend the checkpoint's path; then start the job again.",
+        )
     if isinstance(error, Unanswered):
         return RecoveryNeeded(
             "store_silent",

@@ -37,6 +37,8 @@ from fencepost.ledger.store import Unanswered
 from fencepost.prove.rig.s3 import S3
 from fencepost.sinks.sqlite import SQLite
 
+HDFS = pytest.param("hdfs", marks=pytest.mark.long)
+"""WebHDFS asks the NameNode and then the DataNode for each file: the same tests take three times as long."""
 ON_HDFS = pytest.mark.parametrize("store", ["hdfs"], indirect=True)
 ON_S3 = pytest.mark.parametrize("store", ["s3a"], indirect=True)
 """Where the store makes no difference, one of them: time is short."""
@@ -52,7 +54,7 @@ def grown(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return small.checkpoint
 
 
-@pytest.fixture(params=["hdfs", "s3a"])
+@pytest.fixture(params=[HDFS, "s3a"])
 def store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Counted:
     """The real one, reached without Spark even where another test left a session."""
     if request.param == "hdfs":
@@ -179,7 +181,7 @@ def test_an_answer_that_never_came_is_read_from_the_store(orders: RemotePath, fa
     assert not (far / "anew" / claimed.BEGUN).exists()
 
 
-@pytest.mark.parametrize(("store", "point"), [("s3a", "copied_one"), ("hdfs", "copied")], indirect=["store"])
+@pytest.mark.parametrize(("store", "point"), [("s3a", "copied_one"), ("s3a", "copied")], indirect=["store"])
 def test_what_a_dead_maker_left_is_no_savepoint(point: str, orders: RemotePath) -> None:
     home = orders.with_name("orders.savepoints")
     in_a_child(lambda: create(orders, name="half"), f"savepoint.{point}=kill")
@@ -229,7 +231,7 @@ def test_tables_from_elsewhere_get_the_sums_that_a_local_disk_has(orders: Remote
     assert [(tables[0].name, "no_sum")] == [(one.name, one.what) for one in not_whole(back, 3, read(back))][-1:]
 
 
-@ON_HDFS
+@ON_S3
 def test_a_restore_that_died_is_refused_until_its_place_is_empty(orders: RemotePath, far: RemotePath) -> None:
     made, anew = create(orders), far / "anew"
     in_a_child(lambda: restore(made, anew, fate="again", parent=orders), "restore.copied=kill")
@@ -285,7 +287,7 @@ def test_a_file_is_put_back_from_a_savepoint(orders: RemotePath) -> None:
     assert diagnose(orders).is_whole
 
 
-@ON_HDFS
+@ON_S3
 def test_the_state_is_listed_from_its_files(orders: RemotePath, grown: Path) -> None:
     there, here = look(orders), look(grown)
     assert here.epochs == there.epochs

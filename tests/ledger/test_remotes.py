@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from fencepost.prove.rig.hdfs import Hdfs
     from fencepost.prove.rig.s3 import S3
 
+RACES = 40
 WAYS = [
     "boto3",
     "webhdfs",
@@ -68,7 +69,7 @@ def there(way: tuple[Remote, str]) -> str:
 
 
 def test_of_two_that_create_a_name_at_once_one_wins_and_its_bytes_are_there(remote: Remote, there: str) -> None:
-    names = [f"{there}/ledger/{number}.json" for number in range(100)]
+    names = [f"{there}/ledger/{number}.json" for number in range(RACES)]
     starts = {name: threading.Barrier(2) for name in names}
 
     def race(racer: tuple[str, bytes]) -> bool:
@@ -79,9 +80,9 @@ def test_of_two_that_create_a_name_at_once_one_wins_and_its_bytes_are_there(remo
     with ThreadPoolExecutor(8) as pool:  # four pairs at a time
         won = list(pool.map(race, [(name, me) for name in names for me in (b"left", b"right")]))
     left, right = won[::2], won[1::2]
-    assert [True] * 100 == [one != other for one, other in zip(left, right, strict=True)]
+    assert [True] * RACES == [one != other for one, other in zip(left, right, strict=True)]
     assert [b"left" if one else b"right" for one in left] == together(remote.read, names)
-    assert 100 == len(remote.list(f"{there}/ledger"))  # no temporary file is left
+    assert RACES == len(remote.list(f"{there}/ledger"))  # no temporary file is left
 
 
 def test_what_is_not_there_is_nothing_to_every_question(remote: Remote, there: str, tmp_path: Path) -> None:
@@ -140,6 +141,16 @@ def test_a_file_is_no_folder_and_a_folder_no_file(remote: Remote, there: str) ->
     assert ([], []) == (list(remote.list(f"{there}/a/b")), list(remote.below(f"{there}/a/b")))
 
 
+@pytest.mark.parametrize(
+    "way",
+    [
+        "boto3",
+        pytest.param("webhdfs", marks=pytest.mark.long),
+        pytest.param("s3a by Hadoop", marks=[pytest.mark.spark, pytest.mark.long]),
+        pytest.param("hdfs by Hadoop", marks=[pytest.mark.spark, pytest.mark.long]),
+    ],
+    indirect=True,
+)
 def test_a_folder_of_more_names_than_one_answer_holds_is_listed_and_deleted_whole(remote: Remote, there: str) -> None:
     names = sorted(f"{number}" for number in range(1100))
     if there.startswith("s3a:"):

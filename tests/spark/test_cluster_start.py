@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sqlite3
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import uuid
 import venv
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -18,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from fencepost import shipped
+from fencepost import faults, shipped
 from fencepost.observe.pulse import beats
 from fencepost.prove.rig.spark import pyspark_home
 from fencepost.prove.rig.standalone import Standalone
@@ -220,3 +222,28 @@ def test_the_package_as_one_zip_has_all_modules_and_imports_without_a_folder(tmp
         check=True,
     )
     assert f"{shipped.archive()}/fencepost/__init__.py True\n" == done.stdout
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("store", ["hdfs", "s3"])
+def test_the_job_of_the_demo_runs_with_another_master_and_another_path_and_nothing_else_changed(
+    store: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    place = request.getfixturevalue(store)
+    url = f"{place.url}/demo" if store == "hdfs" else f"{place.make_bucket('demo-' + uuid.uuid4().hex[:8])}/words"
+    (tmp_path / "lines").mkdir()
+    for number in range(4):
+        lines = [json.dumps({"id": 5 * number + line, "line": "one two"}) for line in range(5)]
+        (tmp_path / "lines" / f"{number}.json").write_text("\n".join(lines))
+    jars = {"spark.jars": ",".join(map(str, place.jars))} if store == "s3" else {}
+    with Standalone(tmp_path / "cluster") as cluster:  # on one machine: the demo's input is a folder
+        told = {"spark.master": cluster.url, **cluster.settings, **place.settings, **jars}
+        command = [sys.executable, "-m", "fencepost.cli.demo_job", "words", str(tmp_path), url]
+        environment = {**os.environ, "FENCEPOST_SPARK": json.dumps(told)}
+        killed = {**environment, faults.ARM: "decide.after=kill@2"}
+        assert subprocess.run(command, check=False, env=killed, timeout=PATIENCE_S).returncode == -signal.SIGKILL
+        subprocess.run(command, check=True, env=environment, timeout=PATIENCE_S)
+    with sqlite3.connect(tmp_path / "lines.db") as db:
+        assert db.execute("SELECT count(*), count(DISTINCT id) FROM lines").fetchone() == (20, 20)
+    with sqlite3.connect(tmp_path / "counts.db") as db:
+        assert db.execute("SELECT word, count FROM counts ORDER BY 1").fetchall() == [("one", 20), ("two", 20)]

@@ -61,9 +61,9 @@ def story(folder: Path) -> None:
         job.run(until="available")
 
 
-def words(folder: Path) -> None:
+def words(folder: Path, checkpoint: str | None = None) -> None:
     """Lines in; every line once in one database, word counts in another: two sinks, one decision."""
-    job = fp.Job("words", checkpoint=folder / "checkpoint", conf=QUICK)
+    job = fp.Job("words", checkpoint=checkpoint or folder / "checkpoint", conf=QUICK)
     files = fp.Files(str(folder / "lines"), format="json", schema="id BIGINT, line STRING", max_files_per_epoch=1)
     lines = job.read(files)
     counts = lines.select(F.explode(F.split("line", " ")).alias("word")).groupBy("word").count()
@@ -79,4 +79,4 @@ def _reached(log: Path, *points: str) -> bool:
 
 
 if __name__ == "__main__":
-    {"story": story, "words": words}[sys.argv[1]](Path(sys.argv[2]))
+    {"story": story, "words": words}[sys.argv[1]](Path(sys.argv[2]), *sys.argv[3:])

@@ -59,7 +59,8 @@ class HadoopRemote(Remote):
             )
         self._jvm = context._jvm
         self._gateway = context._gateway
-        self._conf = spark._jsparkSession.sessionState().newHadoopConf()
+        self._spark = spark
+        self._conf: Any = None
         self._systems: dict[str, Any] = {}
         self._hush()
 
@@ -204,6 +205,8 @@ class HadoopRemote(Remote):
         path = self._jvm.org.apache.hadoop.fs.Path(url)
         root = "/".join(url.split("/")[:3])
         if root not in self._systems:
+            # Now, not at our own beginning: a setting of a bucket may have come since.
+            self._conf = self._spark._jsparkSession.sessionState().newHadoopConf()
             self._systems[root] = path.getFileSystem(self._conf)
         return self._systems[root], path
 
