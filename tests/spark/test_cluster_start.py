@@ -136,6 +136,7 @@ def test_spark_submit_with_the_wheel_runs_a_job_where_no_fencepost_is_installed(
     assert f"{wheel}/fencepost/__init__.py\n{standalone.url}" == (place.folder / "from").read_text()
 
 
+@pytest.mark.long  # tests/prove/test_kill_cluster.py kills drivers on a cluster, too
 def test_a_driver_that_is_killed_is_started_again_on_the_cluster_that_the_command_line_names(
     standalone: Standalone, place: Place
 ) -> None:

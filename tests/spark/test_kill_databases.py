@@ -60,6 +60,7 @@ def marks(scene: Scene) -> dict[str, int]:
     }
 
 
+@pytest.mark.long  # each sink alone is killed at every point by tests/prove/test_kill.py
 def test_after_any_kill_five_sinks_agree_epoch_by_epoch(scene: Scene) -> None:
     """Every kill must have happened; each restart first recovers from the kill before it."""
     scene.feed(2)
