@@ -100,6 +100,7 @@ class Driver:
         self._deadline: Deadline | None = None
         self._one_more = False
         """Another quiet epoch is to follow: only a new start gives the engine its range."""
+        assert all(name == sink.name for name, sink in plan.sinks.items()), "rows find their sink by its name"
         sessions = {name: sink.session(plan.job) for name, sink in plan.sinks.items()}
         often = max(1, min(NOTED_EVERY, plan.keep // 2))
         self._note = (plan.observer or Observer(plan.job)).note
