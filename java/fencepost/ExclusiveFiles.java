@@ -10,7 +10,7 @@ import org.apache.spark.sql.execution.streaming.checkpointing.CheckpointFileMana
 
 /**
  * spark.sql.streaming.checkpointFileManagerClass: s3a gets {@link ObjectFiles}, the rest what Spark would take.
- * It must never change how a session treats a checkpoint that is elsewhere: the setting is for all of its queries.
+ * It must never treat a checkpoint that is elsewhere in a way of its own: the setting is for all queries of a session.
  */
 public final class ExclusiveFiles implements CheckpointFileManager {
   private static final String SETTING = "spark.sql.streaming.checkpointFileManagerClass";

@@ -19,9 +19,11 @@ import org.apache.arrow.vector.ipc.WriteChannel;
 import org.apache.arrow.vector.ipc.message.IpcOption;
 import org.apache.hadoop.conf.Configuration;
 import org.apache.hadoop.fs.FSDataOutputStream;
+import org.apache.hadoop.fs.FSDataOutputStreamBuilder;
 import org.apache.hadoop.fs.FileSystem;
 import org.apache.hadoop.fs.Path;
 import org.apache.hadoop.fs.StreamCapabilities;
+import org.apache.hadoop.hdfs.DistributedFileSystem;
 
 /**
  * One Arrow IPC stream (schema, batches, end) under a name that no other attempt uses.
@@ -117,8 +119,12 @@ final class StagedFile {
     FileSystem fs = path.getFileSystem(conf);
     // No look before and no folder: HDFS makes folders as it creates, s3a has none. The name is random, so only a
     // second try of this very file could find it taken, and that one must not be refused.
-    remote = (FSDataOutputStream) fs.createFile(path).recursive().overwrite(true)
-        .opt("fs.s3a.create.performance", true).build();
+    FSDataOutputStreamBuilder<?, ?> file = fs.createFile(path);
+    file.recursive().overwrite(true).opt("fs.s3a.create.performance", true);
+    if (durable && file instanceof DistributedFileSystem.HdfsDataOutputStreamBuilder hdfs) {
+      hdfs.syncBlock(); // each block when it is full: hsync is for the last one
+    }
+    remote = (FSDataOutputStream) file.build();
     return beside == null ? remote : new TeeOutputStream(remote, beside);
   }
 

@@ -205,7 +205,7 @@ def bridge(spark: Any, chosen: Settings, *, jar: bool) -> Bridge:
             "no_jar",
             "This session takes no jar, and bridge='jvm' needs ours.",
             where=Where(job=chosen.job),
-            next="Start the session with the jar (fencepost.spark.session.JAR) in spark.driver.extraClassPath and "
-            "spark.executor.extraClassPath, or use bridge='foreach_batch'.",
+            next="Start the session with the jar (fencepost.spark.session.JAR) in spark.jars, or use "
+            "bridge='foreach_batch'.",
         )
     return JvmBridge(spark) if jar else ForeachBatchBridge(spark)

@@ -12,6 +12,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 
@@ -76,6 +77,9 @@ FENCED_S = 5.0
 by it."""
 
 
+EXPIRE_S = 1.0
+
+
 class Stopping(Exception):
     """The driver is closed: the engine must not begin another epoch."""
 
@@ -98,6 +102,8 @@ class Driver:
         self.open_in: tuple[str, ...] = ()
         """Sinks that hold, after the end, what nobody decided."""
         self._deadline: Deadline | None = None
+        self._entered: float | None = None
+        """Since when an epoch is with the sinks."""
         self._one_more = False
         """Another quiet epoch is to follow: only a new start gives the engine its range."""
         assert all(name == sink.name for name, sink in plan.sinks.items()), "rows find their sink by its name"
@@ -211,13 +217,13 @@ class Driver:
                 self.turned_away = True
                 raise Stopping
             number = Epoch(epoch)
-            began = time.monotonic()
+            self._entered = began = time.monotonic()
             rows = sum(file.rows for file in kept)
             self._note(Kind.OPENED, epoch=number, rows=rows)
             self._performer.running = Running(self._gathered(number, kept), lambda: self._in_time(snapshot), number)
             while not self._carried(number):
                 pass
-            self.finished = number
+            self.finished, self._entered = number, None
             self._plan.tolerance.reset()
             self._one_more = self.quiet_left > 0 and self.book.state.quiet_offsets(number) is not None
             self._note(Kind.COMPLETE, epoch=number, rows=rows, seconds=time.monotonic() - began)
@@ -270,11 +276,12 @@ class Driver:
         if self._deadline is None or not self._gate.acquire(blocking=False):
             return False
         try:
-            if self._closed or (late := self._deadline.missed(self.finished)) is None:
-                return False
-            self._closed = True
-            self.failure = late
-            return True
+            with at_most(EXPIRE_S), suppress(OSError):  # a store that does not answer is no late epoch
+                if not self._closed and (late := self._deadline.missed(self.finished)) is not None:
+                    self._closed = True
+                    self.failure = late
+                    return True
+            return False
         finally:
             self._gate.release()
 
@@ -287,9 +294,8 @@ class Driver:
     @property
     def is_stuck(self) -> bool:
         """Is an epoch with the sinks for so long past its timeout that only the end of the process will free it?"""
-        if self._deadline is None or not self._gate.locked():
-            return False
-        return self._deadline.open_for(self.finished)[1] > 2 * self._deadline.timeout_s
+        limit, entered = self._plan.timeout_s, self._entered
+        return limit is not None and entered is not None and time.monotonic() - entered > 2 * limit
 
     def close(self) -> None:
         """Wait for the epoch in flight, let no other begin, note that the last one is done."""

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from fencepost import faults
 from fencepost.ledger import Store, Unanswered, place
 from fencepost.ledger.names import ledger_folder, record_name
+from fencepost.ledger.patience import longest_s
 from fencepost.ledger.places import is_remote
 from fencepost.observe.events import Kind
 from fencepost.protocol import effects as e
@@ -59,6 +60,8 @@ class Performer:
     note: Callable[..., None] = lambda *_, **__: None
     """Told of the steps that people want to know."""
     _owner: Owner | None = None
+    _doubted: float | None = None
+    """Since when a create has not been answered."""
     _noted: bool = False
     _made: list[Handle] = field(default_factory=list)
     """The units of the last pre-commit."""
@@ -125,9 +128,14 @@ class Performer:
         try:
             created = self.store.create(record_name(effect.lineage, effect.number), effect.data)
         except Unanswered as error:
+            now = time.monotonic()
+            self._doubted = self._doubted or now
+            if now - self._doubted > longest_s():  # a store that reads and does not write: recovery asks again
+                raise
             log.warning("job %s: record %d is in doubt (%s); reading it", self.job, effect.number, error.strerror)
-            time.sleep(IN_DOUBT_S)
+            time.sleep(min(IN_DOUBT_S + (now - self._doubted) / 4, 5.0))
             return e.Created.UNKNOWN
+        self._doubted = None
         return e.Created.CREATED if created else e.Created.TAKEN
 
     def _forget(self, effect: e.Forget) -> None:

@@ -111,7 +111,7 @@ class Staging:
         copy = self.copies / kept.file
         if not copy.exists():
             copy.parent.mkdir(parents=True, exist_ok=True)
-            half = copy.with_suffix(".half")
+            half = copy.with_suffix(f".{uuid.uuid4().hex}.half")
             remote_for(self.root.url).fetch(f"{self.root}/{kept.file}", half)
             half.rename(copy)
         return str(copy)

@@ -246,6 +246,9 @@ class Run:
         failed = None if self._jvm_is_gone else self.query.exception()
         try:
             self._driver.close()
+        except FencepostError:
+            if not self._jvm_is_gone:  # a remote checkpoint is reached through it
+                raise
         finally:
             if not self._jvm_is_gone:
                 self._bridge.close()

@@ -17,7 +17,8 @@ def unusable(error: OSError, job: str, path: str) -> RecoveryNeeded:
             where=Where(job=job, path=path),
             safe=safe,
             next="Renew the credentials, or grant reading, writing, listing and deleting below this folder. A job with "
-            "a restart strategy goes on by itself then; otherwise start it again.",
+            "a restart strategy goes on by itself if its credentials come from a provider that renews them; keys "
+            "that were given as settings of Spark need a new process: start it again.",
         )
     if is_remote(path) and isinstance(error, FileNotFoundError):
         return RecoveryNeeded(

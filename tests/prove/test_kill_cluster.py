@@ -19,7 +19,7 @@ from confluent_kafka import Producer
 
 from fencepost.prove.cluster import recount_tables
 from fencepost.prove.cluster.__main__ import Chain, attack
-from fencepost.prove.cluster.blows import EXECUTOR, POINT, TWIN_DIES
+from fencepost.prove.cluster.blows import POINT, TWIN_DIES
 from fencepost.prove.cluster.races import Races, two_hosts
 from fencepost.prove.cluster.scene import ClusterScene
 from fencepost.prove.cluster.stores import OnHdfs, OnS3, Place
@@ -48,21 +48,21 @@ def on_s3(s3: S3) -> Iterator[Place]:
 
 
 @pytest.mark.spark
-def test_a_job_on_hdfs_loses_and_doubles_nothing_when_its_driver_and_the_name_node_die(
+def test_a_job_on_hdfs_loses_and_doubles_nothing_when_its_driver_dies(
     tmp_path: Path, on_hdfs: Place, standalone: Standalone, broker: Broker, postgres: Postgres
 ) -> None:
     scene = ClusterScene(tmp_path / "driver", "kafka", on_hdfs, standalone, broker, postgres)
-    chain = attack(scene, ["the NameNode", POINT], 2, print)
-    assert ({"counts": NOTHING, "lines": NOTHING}, 2) == (chain.found, chain.kills.total())
+    chain = attack(scene, [POINT], 1, print)
+    assert ({"counts": NOTHING, "lines": NOTHING}, 1) == (chain.found, chain.kills.total())
 
 
 @pytest.mark.spark
-def test_a_job_on_s3_loses_and_doubles_nothing_when_an_executor_and_the_server_die(
+def test_a_job_on_s3_loses_and_doubles_nothing_when_the_server_dies(
     tmp_path: Path, on_s3: Place, standalone: Standalone, broker: Broker, postgres: Postgres
 ) -> None:
     scene = ClusterScene(tmp_path / "driver", "postgres", on_s3, standalone, broker, postgres)
-    chain = attack(scene, [EXECUTOR, "the S3 server"], 2, print)
-    assert (True, 2) == (chain.is_right, chain.kills.total()), chain.found
+    chain = attack(scene, ["the S3 server"], 1, print)
+    assert (True, 1) == (chain.is_right, chain.kills.total()), chain.found
     assert min(found["looks"] for found in chain.found.values()) > 0
 
 

@@ -14,7 +14,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from fencepost.errors import UNCHANGED, BadConfig, Where
-from fencepost.ledger import RemotePath, Store, Unanswered, store_at
+from fencepost.ledger import RemotePath, Store, store_at
+from fencepost.ledger.patience import surely_created
 
 BEGUN = ".begun"
 
@@ -26,10 +27,15 @@ class Claim:
     store: Store
     mark: bytes
     is_over: bool = False
+    is_ours: bool = True
+    """May what is there be removed? Not once the last file may be there, nor if the claim was taken from us."""
 
     def finish(self, name: str, data: bytes) -> bool:
-        """Create the last file; False if somebody else did."""
-        created = _create(self.store, name, data)
+        """Create the last file; False if somebody else did, or removed our claim."""
+        self.is_ours = False
+        if self.store.read(BEGUN) != self.mark:
+            return False
+        created = surely_created(self.store, name, data)
         self.is_over = True
         return created
 
@@ -38,7 +44,12 @@ class Claim:
 def claimed(place: RemotePath) -> Iterator[Claim | None]:
     """Claim a place, None if there is anything; what is not finished at the end is removed."""
     claim = Claim(store_at(place), uuid.uuid4().hex.encode())
-    if place.exists() or not _create(claim.store, BEGUN, claim.mark):
+    # First the claim, then the look: whoever looks first may find what came in between.
+    if not surely_created(claim.store, BEGUN, claim.mark):
+        yield None
+        return
+    if claim.store.list("") != (BEGUN,):
+        claim.store.unlink(BEGUN)
         yield None
         return
     try:
@@ -46,8 +57,8 @@ def claimed(place: RemotePath) -> Iterator[Claim | None]:
     finally:
         with suppress(OSError):  # what stays is a half one, or one with a file too many that nobody looks at
             if claim.is_over:
-                claim.store.delete(BEGUN)
-            elif claim.store.read(BEGUN) == claim.mark:
+                claim.store.unlink(BEGUN)
+            elif claim.is_ours and claim.store.read(BEGUN) == claim.mark:
                 clear(place)
 
 
@@ -76,11 +87,3 @@ def half_made(place: RemotePath) -> BadConfig:
         next="See that nobody is at it (the same command on another machine), remove the folder with the store's own "
         "tools, then repeat the command.",
     )
-
-
-def _create(store: Store, name: str, data: bytes) -> bool:
-    """An answer that never came is no answer: what is there says whose it was, for no two makers write the same."""
-    try:
-        return store.create(name, data)
-    except Unanswered:
-        return store.read(name) == data

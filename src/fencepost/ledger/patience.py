@@ -15,12 +15,15 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from fencepost.ledger.remote import Found, Remote
-from fencepost.ledger.store import Unanswered
+from fencepost.ledger.store import Store, Unanswered
 
 T = TypeVar("T")
 
 LONGEST_S: Final = 300.0
 """A store that is away for longer ends the query; the restart strategy goes on from there."""
+
+SILENT_S: Final = 2.0
+WORDS_EVERY_S: Final = 30.0
 
 log = logging.getLogger("fencepost")
 _longest: ContextVar[float] = ContextVar("longest", default=LONGEST_S)
@@ -83,9 +86,32 @@ class Patient(Remote):
         _patiently(url, lambda: self._remote.send(path, url))
 
 
+def surely_created(store: Store, name: str, data: bytes) -> bool:
+    """Create a file whose bytes nobody else writes; True if it is ours, whatever was answered.
+
+    A client may have asked a second time by itself, and been told that the name is taken: by its own first try.
+    """
+    began = time.monotonic()
+    while True:
+        try:
+            return store.create(name, data) or store.read(name) == data
+        except Unanswered:
+            if (found := store.read(name)) is not None:
+                return found == data
+            if time.monotonic() - began > _longest.get():
+                raise
+        time.sleep(0.5)
+
+
+def longest_s() -> float:
+    """How long a silent store is waited for here."""
+    return _longest.get()
+
+
 def _patiently(url: str, ask: Callable[[], T]) -> T:
     began = time.monotonic()
     attempt = 0
+    words_at = began + SILENT_S
     while True:
         asked = time.monotonic()
         try:
@@ -94,7 +120,8 @@ def _patiently(url: str, ask: Callable[[], T]) -> T:
             now = time.monotonic()
             if now - began + (now - asked) > _longest.get():  # the next try would take as long as this one
                 raise
-            if attempt in (3, 6) or attempt % 10 == 9:
+            if now > words_at:
                 log.warning("the store does not answer (%s), asking again: %s", error.strerror, url)
+                words_at = now + WORDS_EVERY_S
         time.sleep(min(0.1 * 2**attempt, 5.0) * random.uniform(0.5, 1.0))  # noqa: S311 - spreads the questions
         attempt += 1

@@ -187,7 +187,7 @@ def place(path: str | os.PathLike[str] | RemotePath) -> Place:
     if isinstance(path, RemotePath):
         return path
     text = os.fspath(path)
-    return RemotePath(text.rstrip("/")) if is_remote(text) else Path(text)
+    return RemotePath(_lowered(text).rstrip("/")) if is_remote(text) else Path(text)
 
 
 def store_at(path: str | os.PathLike[str] | RemotePath) -> Store:
@@ -244,7 +244,12 @@ def whole_url(url: str, job: str | None) -> str:
             where=Where(job=job, path=url),
             next="Write both: hdfs://namenode:8020/checkpoints/<job>, s3a://bucket/checkpoints/<job>.",
         )
-    return re.sub(r"(?<!:)//+", "/", url).rstrip("/")
+    return re.sub(r"(?<!:)//+", "/", _lowered(url)).rstrip("/")
+
+
+def _lowered(url: str) -> str:
+    """With its scheme in small letters: one store, one way to write it."""
+    return scheme_of(url) + url[len(scheme_of(url)) :]
 
 
 def remote_for(url: str) -> Remote:

@@ -41,9 +41,12 @@ class Found:
 
 def together(do: Callable[[T], R], items: Iterable[T]) -> list[R]:
     """Do it for each, many at a time; the answers are in the order of the items."""
-    with ThreadPoolExecutor(AT_ONCE) as pool:
+    pool = ThreadPoolExecutor(AT_ONCE)
+    try:
         # A thread begins without the context, which says how long a store is waited for.
         return [done.result() for done in [pool.submit(copy_context().run, do, item) for item in items]]
+    finally:
+        pool.shutdown(cancel_futures=True)  # a store that does not answer to one answers to none of the rest
 
 
 class Remote(ABC):
@@ -109,6 +112,7 @@ class RemoteStore:
 
     def replace(self, name: str, data: bytes) -> None:
         """Write a file, whole and durable, over whatever is there."""
+        self._expected.pop(name, None)
         self._remote.replace(self._url(name), data)
 
     def read(self, name: str) -> bytes | None:
@@ -141,6 +145,7 @@ class RemoteStore:
 
     def delete(self, name: str) -> None:
         """Remove a file or a whole folder; gone already is fine."""
+        self._expected.clear()
         self._remote.delete(self._url(name))
 
     def unlink(self, name: str) -> None:

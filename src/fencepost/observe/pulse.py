@@ -25,8 +25,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from fencepost.errors import FencepostError
-from fencepost.ledger import Place, RemotePath, Unanswered, place, store_at
-from fencepost.ledger.patience import at_most
+from fencepost.ledger import Place, RemotePath, place, store_at
 from fencepost.observe.aside import Aside
 
 EVERY_S: Final = 1.0
@@ -146,10 +145,7 @@ class Pulse:
     def _beat(self) -> None:
         _ask_engine()
         with self._change:
-            beats: dict[Place, Beat | None] = {}
-            for path, living in self._living.items():
-                with at_most(0), contextlib.suppress(Unanswered):  # a silent store is no stuck epoch
-                    beats[path] = living()
+            beats = {path: living() for path, living in self._living.items()}
             if self._ear is not None and None not in beats.values():
                 self._ear()
             for path, beat in beats.items():

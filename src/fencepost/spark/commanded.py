@@ -3,7 +3,7 @@
     a session that fencepost makes    they go before what the file says in conf=…
     a session that the file makes     Spark takes them where the file itself says nothing; another master is refused
 
-Never written down: a setting may be a password, so it stays in the environment of the driver and of what it starts.
+Never written into a file: a setting may be a password. But Spark gets it as an argument of its JVM, which `ps` shows.
 """
 
 from __future__ import annotations

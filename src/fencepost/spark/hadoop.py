@@ -16,6 +16,7 @@ from urllib.parse import unquote
 
 from fencepost import faults
 from fencepost.errors import BadConfig, Where
+from fencepost.ledger.places import scheme_of
 from fencepost.ledger.remote import Found, Remote
 from fencepost.ledger.store import Unanswered
 
@@ -60,6 +61,7 @@ class HadoopRemote(Remote):
         self._jvm = context._jvm
         self._gateway = context._gateway
         self._spark = spark
+        self._says_gone = session.says_gone
         self._conf: Any = None
         self._systems: dict[str, Any] = {}
         self._hush()
@@ -73,7 +75,7 @@ class HadoopRemote(Remote):
     def create(self, url: str, data: bytes) -> bool:
         """Create a file, whole and durable; False if the name is taken."""
         try:
-            with self._told(url):
+            with self._told(url, may_be_taken=_is_s3(url)):
                 return self._put_if_absent(url, data) if _is_s3(url) else self._rename_if_absent(url, data)
         except Taken:
             return False
@@ -159,11 +161,14 @@ class HadoopRemote(Remote):
             finally:
                 bulk.close()
             if failed:
-                raise Unanswered(errno.EIO, "an object could not be deleted", url)
+                denied = "AccessDenied" in str(failed[0].getValue())
+                kind = PermissionError if denied else Unanswered
+                raise kind(errno.EACCES if denied else errno.EIO, "an object could not be deleted", url)
         return None
 
     def fetch(self, url: str, to: Path) -> None:
         """Copy a file here."""
+        to.write_bytes(b"")  # an error of this machine's disk is Python's own, not the store's
         with self._told(url):
             system, path = self._at(url)
             stream = system.open(path)
@@ -182,8 +187,8 @@ class HadoopRemote(Remote):
             system, there = self._at(url)
             if _is_s3(url):
                 out = system.createFile(there).overwrite(True).opt(NO_PROBES, True).build()
-            else:
-                out = system.create(there, True)
+            else:  # each block as it is full: hsync is for the last one
+                out = system.createFile(there).recursive().overwrite(True).syncBlock().build()
             self._jvm.java.nio.file.Files.copy(self._jvm.java.io.File(str(path)).toPath(), out)
             if not _is_s3(url):
                 out.hsync()
@@ -221,20 +226,24 @@ class HadoopRemote(Remote):
         return made
 
     @contextmanager
-    def _told(self, url: str) -> Iterator[None]:
+    def _told(self, url: str, *, may_be_taken: bool = False) -> Iterator[None]:
         """Java's exceptions as Python's, by their classes; their texts may hold what a user wrote."""
         from py4j.protocol import Py4JJavaError  # noqa: PLC0415 - as above
 
         try:
             yield
         except Py4JJavaError as error:
-            raise _translated(error.java_exception, url) from None
+            raise _translated(error.java_exception, url, may_be_taken=may_be_taken) from None
+        except Exception as error:
+            if self._says_gone(error):  # nothing of a store's: asking again would not help
+                raise BrokenPipeError(errno.EPIPE, "Spark's JVM is gone", url) from error
+            raise
 
 
-def _translated(error: Any, url: str) -> Exception:
+def _translated(error: Any, url: str, *, may_be_taken: bool) -> Exception:
     names = _causes(error)
     said = str(error.getMessage() or "")
-    if any(name in TAKEN for name in names):
+    if may_be_taken and any(name in TAKEN for name in names):
         return Taken(url)
     if names[0] in NO_CLIENT or ("No FileSystem for scheme" in said):
         return BadConfig(
@@ -278,4 +287,4 @@ def _lines(text: str) -> list[Found]:
 
 
 def _is_s3(url: str) -> bool:
-    return url.startswith("s3a:")
+    return scheme_of(url) == "s3a"

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fencepost import shipped
 from fencepost.errors import BadConfig, Where
+from fencepost.ledger.places import is_remote, scheme_of
 from fencepost.spark import commanded
 
 if TYPE_CHECKING:
@@ -287,10 +288,10 @@ def checkpoint_files(spark: Any, checkpoint: str) -> Mapping[str, str]:
     On s3a through our own class: Spark's renames there, which is copy and delete, and lets a driver that slept
     overwrite its successor's `offsets/N`. HDFS has a rename that never overwrites, and needs nothing.
     """
-    local = "://" not in checkpoint
-    for key, value in (CHECKPOINT_FILES if local else EXCLUSIVE_FILES).items():
+    scheme = scheme_of(checkpoint) if is_remote(checkpoint) else "file"
+    for key, value in {"file": CHECKPOINT_FILES, "s3a": EXCLUSIVE_FILES}.get(scheme, {}).items():
         spark.conf.set(key, value)
-    return STATE_FILES if local else {}
+    return STATE_FILES if scheme == "file" else {}
 
 
 class JvmGone(Exception):
