@@ -60,6 +60,7 @@ def test_a_good_one_is_taken() -> None:
         ("a", fp.Memory(), "memory_has_no_place"),
         (fp.Checkpoint("a"), fp.Memory(), "memory_has_no_place"),
         ("gs://a/b", None, "unknown_store"),
+        ("s3a://KEY:SECRET@a/b", None, "key_in_url"),
         ("s3a://a", None, "no_folder"),
         ("hdfs:///a", None, "no_folder"),
     ],

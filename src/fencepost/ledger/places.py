@@ -222,8 +222,16 @@ def scheme_of(url: str) -> str:
 
 
 def check_scheme(url: str, job: str | None) -> None:
-    """Refuse a store whose exclusive create we do not know."""
+    """Refuse a store whose exclusive create we do not know, and a URL that would show a key wherever it is printed."""
     scheme = scheme_of(url)
+    if "@" in url.partition("//")[2].partition("/")[0]:
+        raise BadConfig(
+            "key_in_url",
+            "The checkpoint's URL has a user or a key before the store's name.",
+            where=Where(job=job),
+            next="Take it out, and give credentials as settings of Spark (spark.hadoop.fs.s3a.…) or, to commands without "
+            "Spark, as boto3 finds them.",
+        )
     if scheme not in SCHEMES:
         known = ", ".join(f"{name}://" for name in SCHEMES)
         raise BadConfig(

@@ -245,7 +245,7 @@ def _translated(error: Any, url: str, *, may_be_taken: bool) -> Exception:
     said = str(error.getMessage() or "")
     if may_be_taken and any(name in TAKEN for name in names):
         return Taken(url)
-    if names[0] in NO_CLIENT or ("No FileSystem for scheme" in said):
+    if any(name in NO_CLIENT for name in names) or "No FileSystem for scheme" in said:
         return BadConfig(
             "no_store_client",
             f"This Spark cannot reach {url.partition(':')[0]}:// (its Hadoop lacks the class for it).",
