@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import statistics
 import sys
@@ -26,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.common import facts, save
+from bench.common import facts, fsync_ms, save
 
 import fencepost as fp
 from fencepost.checkpoints.reader import read
@@ -143,6 +144,7 @@ def main(arguments: list[str]) -> int:
     chosen = parser.parse_args(arguments)
     folder = Path(tempfile.mkdtemp(prefix="fencepost-stores-"))
     results = Results()
+    load = os.getloadavg()
     with places(folder) as (roots, settings, door):
         host = fp.Job("session", checkpoint=folder / "none", conf={**SETTINGS, **settings})
         spark = host.spark
@@ -162,15 +164,16 @@ def main(arguments: list[str]) -> int:
             job.run(5)
             few, many = _counted(door, job, 5), _counted(door, job, 5 + chosen.epochs)
             kind = "counts per word, 2 partitions of state" if stateful else "without state"
-            each = {one: (many[one] - few[one]) / chosen.epochs for one in sorted({*few, *many})}
-            results.requests[kind] = {one: number for one, number in each.items() if number > 0.01}
+            per_epoch = {one: (many[one] - few[one]) / chosen.epochs for one in sorted({*few, *many})}
+            results.requests[kind] = {one: number for one, number in per_epoch.items() if number > 0.01}
+        found = facts(spark, fsync_ms(folder), load)
     shutil.rmtree(folder, ignore_errors=True)
-    for title, found in vars(results).items():
+    for title, each in vars(results).items():
         print(f"\n{title}")
-        for name, value in found.items():
+        for name, value in each.items():
             said = {key: round(one, 2) for key, one in value.items()} if isinstance(value, dict) else round(value, 2)
             print(f"  {name:40} {said}")
-    save("stores", {**facts(), "arguments": vars(chosen), **vars(results)})
+    print(save("stores-", found, {"arguments": vars(chosen), **vars(results)}))
     return 0
 
 

@@ -229,8 +229,8 @@ def check_scheme(url: str, job: str | None) -> None:
             "key_in_url",
             "The checkpoint's URL has a user or a key before the store's name.",
             where=Where(job=job),
-            next="Take it out, and give credentials as settings of Spark (spark.hadoop.fs.s3a.…) or, to commands without "
-            "Spark, as boto3 finds them.",
+            next="Take it out, and give credentials as settings of Spark (spark.hadoop.fs.s3a.…) or, to commands "
+            "without Spark, as boto3 finds them.",
         )
     if scheme not in SCHEMES:
         known = ", ".join(f"{name}://" for name in SCHEMES)
