@@ -83,8 +83,14 @@ WITHOUT_JAR = (
 STAGE_ATTEMPTS = "spark.stage.maxConsecutiveAttempts"
 RETAINED = "spark.sql.streaming.minBatchesToRetain"
 
+HDFS_CLOSE = "spark.hadoop.dfs.client.block.write.locateFollowingBlock"
+
 OWN: Mapping[str, str] = {
     "spark.python.unix.domain.socket.enabled": "true",  # 40 ms less per Python stage
+    # A file that is closed before its DataNode reported the block is asked for again after 400 ms; each of Spark's log
+    # files is such a one, and our records. Sooner, and as long in all.
+    f"{HDFS_CLOSE}.initial.delay.ms": "10",
+    f"{HDFS_CLOSE}.retries": "10",
     "spark.ui.showConsoleProgress": "false",
 }
 """Settings of a session that we make."""
