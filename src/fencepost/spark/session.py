@@ -181,8 +181,8 @@ def check_session(spark: Any, job: str | None) -> None:
             where=where,
             next="Run the job with a classic session (spark-submit, or a local SparkSession).",
         )
-    master = commanded.told().get(commanded.MASTER, spark.sparkContext.master)
-    if spark.sparkContext.master != master:
+    master = commanded.told().get(commanded.MASTER)
+    if master is not None and spark.sparkContext.master != master:
         raise BadConfig(
             "other_master",
             f"The command line names the master {master}, and the file made a session with "
