@@ -48,6 +48,7 @@ def on_s3(s3: S3) -> Iterator[Place]:
 
 
 @pytest.mark.spark
+@pytest.mark.long  # the one on S3 is the smoke of both; races of drivers are on both
 def test_a_job_on_hdfs_loses_and_doubles_nothing_when_its_driver_dies(
     tmp_path: Path, on_hdfs: Place, standalone: Standalone, broker: Broker, postgres: Postgres
 ) -> None:
