@@ -9,6 +9,7 @@ import json
 import tempfile
 import urllib.request
 import zipfile
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any, ClassVar, Self
 from xml.sax.saxutils import escape
 
 from fencepost.prove.rig.jars import HDFS, fetch, java
-from fencepost.prove.rig.process import HOST, until
+from fencepost.prove.rig.process import HOST, LOGGING, until
 from fencepost.prove.rig.server import Server, run
 from fencepost.prove.rig.several import Several
 from fencepost.prove.rig.spark import pyspark_home
@@ -99,9 +100,9 @@ class Node(Server):
         self._configure(self._sites())
         return [*self._java(), self.program]
 
+    @abstractmethod
     def _sites(self) -> Mapping[str, str]:
         """Its part of the configuration."""
-        raise NotImplementedError
 
     def _configure(self, sites: Mapping[str, str]) -> None:
         temporary = {"hadoop.tmp.dir": str(self.folder.resolve() / "tmp")}
@@ -215,12 +216,3 @@ SETTINGS = {
     "dfs.namenode.datanode.registration.ip-hostname-check": "false",
 }
 """A DataNode that is gone is known to be gone after twelve seconds, not after ten minutes."""
-
-LOGGING = """\
-appender.out.type=Console
-appender.out.name=out
-appender.out.layout.type=PatternLayout
-appender.out.layout.pattern=%d %p %c: %m%n
-rootLogger.level=WARN
-rootLogger.appenderRef.out.ref=out
-"""

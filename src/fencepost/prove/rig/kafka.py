@@ -29,7 +29,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from fencepost.prove.rig.jars import KAFKA_BROKER, RigFailed, fetch, is_here, java
-from fencepost.prove.rig.process import HOST, PATIENCE_S, free_ports, is_free, keep, until
+from fencepost.prove.rig.process import HOST, LOGGING, PATIENCE_S, free_ports, is_free, keep, until
 from fencepost.prove.rig.server import PortTaken
 
 ATTEMPTS = 5
@@ -276,15 +276,6 @@ SETTINGS = {
     "broker.heartbeat.interval.ms": "400",
 }
 """One node, little memory, no waiting."""
-
-LOGGING = """\
-appender.out.type=Console
-appender.out.name=out
-appender.out.layout.type=PatternLayout
-appender.out.layout.pattern=%d %p %c: %m%n
-rootLogger.level=WARN
-rootLogger.appenderRef.out.ref=out
-"""
 
 
 def login(users: Mapping[str, str], trusted: tuple[str, ...]) -> dict[str, str]:

@@ -19,6 +19,16 @@ PORTS = range(10_000, 30_000)
 """Below those that the kernel gives to outgoing connections: a killed broker must find its port free again."""
 PATIENCE_S = 60
 
+LOGGING = """\
+appender.out.type=Console
+appender.out.name=out
+appender.out.layout.type=PatternLayout
+appender.out.layout.pattern=%d %p %c: %m%n
+rootLogger.level=WARN
+rootLogger.appenderRef.out.ref=out
+"""
+"""What the Java servers of the rig are told: warnings and worse, on their standard output."""
+
 
 def keep(service: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
     """Start the process that kills a service when we are gone, however we went."""

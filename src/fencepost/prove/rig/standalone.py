@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from fencepost.prove.rig.jars import RigFailed, java
-from fencepost.prove.rig.process import HOST
+from fencepost.prove.rig.process import HOST, LOGGING
 from fencepost.prove.rig.server import Server, run, send
 from fencepost.prove.rig.several import Several
 from fencepost.prove.rig.spark import pyspark_home
@@ -272,12 +272,3 @@ MEMORY = (
     *("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Djava.net.preferIPv4Stack=true"),
     *(f"--add-opens=java.base/{name}=ALL-UNNAMED" for name in ("java.lang", "java.nio", "sun.nio.ch")),
 )
-
-LOGGING = """\
-appender.out.type=Console
-appender.out.name=out
-appender.out.layout.type=PatternLayout
-appender.out.layout.pattern=%d %p %c: %m%n
-rootLogger.level=WARN
-rootLogger.appenderRef.out.ref=out
-"""
