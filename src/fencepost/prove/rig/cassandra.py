@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from fencepost.prove.rig.jars import CASSANDRA, fetch, java
-from fencepost.prove.rig.process import HOST
+from fencepost.prove.rig.process import HOST, LOGBACK
 from fencepost.prove.rig.server import Server
 
 
@@ -44,7 +44,7 @@ class Cassandra(Server):
         jars = fetch(CASSANDRA)
         home = self.folder.absolute()
         (home / "cassandra.yaml").write_text(self._yaml())
-        (home / "logback.xml").write_text(LOGGING)
+        (home / "logback.xml").write_text(LOGBACK)
         [agent] = (jar for jar in jars if jar.name.startswith("jamm-"))
         properties = {
             "cassandra.config": f"file://{home}/cassandra.yaml",
@@ -108,14 +108,6 @@ SETTINGS = {
 }
 """One node, little memory, much patience."""
 
-LOGGING = """\
-<configuration>
-  <appender name="out" class="ch.qos.logback.core.ConsoleAppender">
-    <encoder><pattern>%d %p %c: %m%n</pattern></encoder>
-  </appender>
-  <root level="WARN"><appender-ref ref="out"/></root>
-</configuration>
-"""
 
 EXPORTED = (
     *(f"java.base/{name}" for name in ("jdk.internal.misc", "jdk.internal.ref", "java.lang.ref")),

@@ -29,6 +29,16 @@ rootLogger.appenderRef.out.ref=out
 """
 """What the Java servers of the rig are told: warnings and worse, on their standard output."""
 
+LOGBACK = """\
+<configuration>
+  <appender name="out" class="ch.qos.logback.core.ConsoleAppender">
+    <encoder><pattern>%d %p %c: %m%n</pattern></encoder>
+  </appender>
+  <root level="WARN"><appender-ref ref="out"/></root>
+</configuration>
+"""
+"""The same for those that log by logback."""
+
 
 def keep(service: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
     """Start the process that kills a service when we are gone, however we went."""

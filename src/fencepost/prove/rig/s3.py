@@ -13,7 +13,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from fencepost.prove.rig.jars import S3_SERVER, S3A, RigFailed, fetch, java
-from fencepost.prove.rig.process import HOST
+from fencepost.prove.rig.process import HOST, LOGBACK
 from fencepost.prove.rig.server import Server
 from fencepost.prove.rig.several import Several
 
@@ -119,20 +119,10 @@ class S3Proxy(Server):
         }
         chosen |= self.settings
         (home / "s3proxy.conf").write_text("".join(f"{key}={value}\n" for key, value in chosen.items()))
-        (home / "logback.xml").write_text(LOGGING)
+        (home / "logback.xml").write_text(LOGBACK)
         return [
             *(java(), "-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),
             *(f"-Dlogback.configurationFile={home / 'logback.xml'}", f"-Djava.io.tmpdir={home}"),
             *("-cp", ":".join(map(str, fetch(S3_SERVER))), "org.gaul.s3proxy.Main"),
             *("--properties", home / "s3proxy.conf"),
         ]
-
-
-LOGGING = """\
-<configuration>
-  <appender name="out" class="ch.qos.logback.core.ConsoleAppender">
-    <encoder><pattern>%d %p %c: %m%n</pattern></encoder>
-  </appender>
-  <root level="WARN"><appender-ref ref="out"/></root>
-</configuration>
-"""
