@@ -31,12 +31,13 @@ from pyarrow import parquet
 from pyspark.sql import SparkSession
 
 import fencepost as fp
-from fencepost.spark import session
+from fencepost.connectors.files.source import FOREVER
+from fencepost.spark import spark_session
 
 ROWS_PER_FILE, KEYS = 2000, 500
 SCHEMA = "id BIGINT, key STRING, value BIGINT"
 STOCK = {"fs.AbstractFileSystem.file.impl": "org.apache.hadoop.fs.local.LocalFs"}
-DURABLE = {**session.CHECKPOINT_FILES, **session.STATE_FILES}
+DURABLE = {**spark_session.CHECKPOINT_FILES, **spark_session.STATE_FILES}
 UPSERT = "INSERT INTO counts VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET count = excluded.count"
 PARTS = ("latestOffset", "walCommit", "queryPlanning", "addBatch", "commitOffsets")
 STEPS = ("barrier", "precommit", "vote", "snapshot", "decide", "append.list", "commit", "sweep")
@@ -85,7 +86,7 @@ class Bench:
         }
 
     def rows(self) -> Any:
-        reader = self.spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1)
+        reader = self.spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).option("maxFileAge", FOREVER)
         return reader.json(str(self.folder / "in"))
 
     def counts(self) -> Any:
@@ -112,7 +113,7 @@ class Bench:
 
     def plain(self, writer: Any, files: dict[str, str], place: Path) -> Any:
         writer = writer.option("checkpointLocation", str(place / "checkpoint")).trigger(availableNow=True)
-        with session.settings(self.spark, {**session.FORMATS, **files}):
+        with spark_session.settings(self.spark, {**spark_session.FORMATS, **files}):
             query = writer.start()
             query.awaitTermination()  # within the settings: sources read them later than the start
         return query
@@ -125,7 +126,7 @@ class Bench:
 
     def ours(self, frame: Any, sink: fp.Sink, bridge: Any, place: Path) -> Any:
         # Where no jar may be added there is no durable `file:` class either.
-        with session.settings(self.spark, STOCK if bridge == "foreach_batch" else {}):
+        with spark_session.settings(self.spark, STOCK if bridge == "foreach_batch" else {}):
             job = fp.Job("bench", checkpoint=place / "checkpoint", spark=self.spark, bridge=bridge)
             job.write(frame, sink)
             query = job.start(until="available")
@@ -234,7 +235,7 @@ def main() -> None:
     fsync = fsync_ms(folder)
     print(EXPECTED.format(fsync=fsync))
     conf = {"spark.ui.enabled": "false", "spark.sql.streaming.numRecentProgressUpdates": "1000"}
-    spark = session.make_session("bench", conf)
+    spark = spark_session.make_session("bench", conf)
     spark.sparkContext.setLogLevel("ERROR")
     try:
         with timed_effects() as times:

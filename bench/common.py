@@ -20,13 +20,13 @@ import pyspark
 from pyspark.sql import SparkSession
 
 import fencepost as fp
-from fencepost import perform
+from fencepost.runtime import performer
 
 
 @contextmanager
 def timed_effects() -> Iterator[dict[str, list[float]]]:
     """Time every effect of the protocol at the one place where effects are done."""
-    plain, times = dict(perform._DO), defaultdict[str, list[float]](list)
+    plain, times = dict(performer._DO), defaultdict[str, list[float]](list)
 
     def timed(do: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
         def run(performer: Any, effect: Any) -> Any:
@@ -38,11 +38,11 @@ def timed_effects() -> Iterator[dict[str, list[float]]]:
 
         return run
 
-    perform._DO = {kind: timed(do) for kind, do in plain.items()}  # type: ignore[misc]
+    performer._DO = {kind: timed(do) for kind, do in plain.items()}  # type: ignore[misc]
     try:
         yield times
     finally:
-        perform._DO = plain  # type: ignore[misc]
+        performer._DO = plain  # type: ignore[misc]
 
 
 def fsync_ms(folder: Path) -> float:
@@ -60,7 +60,11 @@ def fsync_ms(folder: Path) -> float:
 
 def facts(spark: SparkSession, fsync: float, load: tuple[float, float, float]) -> dict[str, Any]:
     """The machine, for whoever compares figures."""
-    java = spark._jvm.java.lang.System
+    return machine(spark._jvm.java.lang.System.getProperty("java.version"), fsync, load)
+
+
+def machine(java: str, fsync: float, load: tuple[float, float, float]) -> dict[str, Any]:
+    """The same without a session."""
     return {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "cores": len(os.sched_getaffinity(0)),
@@ -70,7 +74,7 @@ def facts(spark: SparkSession, fsync: float, load: tuple[float, float, float]) -
         "kernel": platform.release(),
         "fsync ms": round(fsync, 2),
         "python": platform.python_version(),
-        "java": java.getProperty("java.version"),
+        "java": java,
         "pyspark": pyspark.__version__,
         "pyarrow": pa.__version__,
         "sqlite": sqlite3.sqlite_version,

@@ -29,17 +29,19 @@ from typing import Any
 
 from bench.common import facts, fsync_ms, save, timed_effects
 from confluent_kafka import Consumer, Producer, TopicPartition
+from fencepost_proof.rig.jars import SPARK_KAFKA, fetch
+from fencepost_proof.rig.kafka import Broker
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 import fencepost as fp
-from fencepost.prove.rig.jars import SPARK_KAFKA, fetch
-from fencepost.prove.rig.kafka import Broker
-from fencepost.spark import session
+from fencepost.spark import spark_session
 
-KEYS, PARTITIONS, SIZE = 100, 2, 100
+KEYS, PARTITIONS, SIZE = (
+    int(os.environ.get(f"BENCH_{name}", n)) for name, n in (("KEYS", 100), ("PARTITIONS", 2), ("SIZE", 100))
+)
 STOCK = {"fs.AbstractFileSystem.file.impl": "org.apache.hadoop.fs.local.LocalFs"}
-DURABLE = {**session.CHECKPOINT_FILES, **session.STATE_FILES}
+DURABLE = {**spark_session.CHECKPOINT_FILES, **spark_session.STATE_FILES}
 STEPS = ("barrier", "precommit", "vote", "snapshot", "decide", "append.list", "commit", "sweep", "sweep.orphans")
 PARTS = ("triggerExecution", "latestOffset", "walCommit", "queryPlanning", "addBatch", "commitOffsets")
 VARIANTS = ("plain, tuned", "fencepost", "plain, stock", "fencepost, keep_rows=False", "fencepost, parallel")
@@ -61,7 +63,7 @@ class Bench:
         with ExitStack() as stack:
             if variant.startswith("plain"):
                 files = DURABLE if "tuned" in variant else STOCK
-                stack.enter_context(session.settings(self.spark, {**session.FORMATS, **files}))
+                stack.enter_context(spark_session.settings(self.spark, {**spark_session.FORMATS, **files}))
                 writer = frame.writeStream.format("kafka").outputMode("update").trigger(**trigger)
                 options = {"kafka.bootstrap.servers": self.broker.servers, "topic": topic}
                 query = writer.options(**options, checkpointLocation=str(place)).start()
@@ -107,9 +109,9 @@ class Bench:
             try:
                 time.sleep(settle)
                 self.steps.clear()
-                began, first = time.time(), _epoch(query)
+                began, first, before = time.time(), _epoch(query), self.cpu_s()
                 time.sleep(seconds)
-                ended, last = time.time(), _epoch(query)
+                ended, last, after = time.time(), _epoch(query), self.cpu_s()
                 steps = {name: statistics.median(times) for name, times in self.steps.items()}
                 feeder.send_signal(signal.SIGTERM)
                 feeder.wait()
@@ -121,12 +123,19 @@ class Bench:
             progress = [p for p in query.recentProgress if first < p["batchId"] <= last and p["numInputRows"]]
         seen = [(at, late) for at, late in json.loads(found.read_text()) if began <= at <= ended]
         late = sorted(late * 1000 for _, late in seen)
-        assert len(late) > 0.95 * rate * seconds, (variant, len(late), rate * seconds)
+        assert len(late) > 0.95 * rate * seconds - 2, (variant, len(late), rate * seconds)
         return {
             "late": late,
             "epochs": [each["durationMs"] for each in progress],
             "steps": steps,
+            "cores": (after - before) / (ended - began),
         }
+
+    def cpu_s(self) -> float:
+        """What Spark's JVM and this process have taken so far."""
+        jvm = self.spark.sparkContext._gateway.proc.pid  # type: ignore[union-attr]
+        fields = (Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in (jvm, os.getpid()))
+        return sum(int(one[11]) + int(one[12]) for one in fields) / os.sysconf("SC_CLK_TCK")
 
     def _child(self, *arguments: Any) -> subprocess.Popen[bytes]:
         return subprocess.Popen([sys.executable, "-m", "bench.kafka", *map(str, arguments)])
@@ -296,7 +305,7 @@ def main() -> None:
         "spark.ui.enabled": "false",
         "spark.sql.streaming.numRecentProgressUpdates": "10000",
     }
-    spark = session.make_session("bench", conf)
+    spark = spark_session.make_session("bench", conf)
     spark.sparkContext.setLogLevel("ERROR")
     broker = Broker(folder / "kafka", heap_mb=1024, java_options=("-XX:+UseSerialGC",))
     try:

@@ -34,7 +34,7 @@ from bench.sinks_stores import Cassandra, Redis, RedisString
 from bench.sinks_tables import MySQL, Postgres, Target, Work
 
 import fencepost as fp
-from fencepost.spark import session
+from fencepost.spark import spark_session
 
 TARGETS: dict[str, type[Target]] = {each.name: each for each in (Postgres, MySQL, Redis, RedisString, Cassandra)}
 TINY = 12
@@ -259,7 +259,7 @@ def main() -> None:
     began, load = time.monotonic(), os.getloadavg()
     folder = Path(tempfile.mkdtemp(prefix="fencepost-bench-"))
     conf = {"spark.ui.enabled": "false", "spark.sql.streaming.numRecentProgressUpdates": "1000"}
-    spark = session.make_session("bench", conf)
+    spark = spark_session.make_session("bench", conf)
     spark.sparkContext.setLogLevel("ERROR")
     results: list[dict[str, Any]] = []
     about: dict[str, Any] = {}

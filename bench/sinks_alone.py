@@ -21,7 +21,7 @@ from bench.sinks_tables import Target, Work, tuples
 
 from fencepost.protocol.effects import Outcome
 from fencepost.protocol.records import Epoch
-from fencepost.testing import Driver
+from fencepost.testing import SinkDriver
 
 OURS = "fencepost"
 
@@ -48,7 +48,7 @@ def ways(target: Target, folder: Path, rows: int) -> dict[str, Prepare]:
         return prepare
 
     def ours(stack: ExitStack, work: Work, table: pa.Table) -> Callable[[], None]:
-        driver = Driver(target.sink(work), folder / work.table)
+        driver = SinkDriver(target.sink(work), folder / work.table)
         stack.callback(driver.session.close)
         driver.start(table.schema)
         first, rest = parts_of(table)
@@ -64,7 +64,7 @@ def parts_of(table: pa.Table) -> tuple[pa.Table, pa.Table]:
     return table.slice(0, 1), table.slice(1)
 
 
-def epoch(driver: Driver, number: int, table: pa.Table) -> None:
+def epoch(driver: SinkDriver, number: int, table: pa.Table) -> None:
     """A whole one, without a failure."""
     session = driver.session
     handles = session.handles(Epoch(number), driver.rows(number, table))

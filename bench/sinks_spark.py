@@ -23,10 +23,11 @@ from pyarrow import parquet
 from pyspark.sql import SparkSession
 
 import fencepost as fp
-from fencepost.spark import session
+from fencepost.connectors.files.source import FOREVER
+from fencepost.spark import spark_session
 
 SCHEMA = "id BIGINT, key STRING, value DOUBLE"
-PLAIN = {**session.FORMATS, **session.CHECKPOINT_FILES, **session.STATE_FILES}
+PLAIN = {**spark_session.FORMATS, **spark_session.CHECKPOINT_FILES, **spark_session.STATE_FILES}
 WARM, SMALL = 3, 1000
 """Epochs of at most so many rows come before those that count."""
 
@@ -87,7 +88,7 @@ class InSpark:
         target.settle()
         place = self.folder / "place"
         self.steps.clear()
-        reader = self.spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1)
+        reader = self.spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).option("maxFileAge", FOREVER)
         query = start(reader.parquet(str(given.folder)).select(*target.columns), work, place)
         progress = [each for each in query.recentProgress if each["numInputRows"]]
         assert len(progress) == WARM + given.epochs, len(progress)
@@ -107,7 +108,7 @@ class InSpark:
         def body(rows: Any, epoch: int) -> None:
             rows.foreachPartition(task)
 
-        with session.settings(self.spark, PLAIN):
+        with spark_session.settings(self.spark, PLAIN):
             writer = frame.writeStream.foreachBatch(body).trigger(availableNow=True)
             query = writer.option("checkpointLocation", str(place)).start()
             query.awaitTermination()

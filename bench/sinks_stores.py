@@ -18,11 +18,11 @@ import redis
 from bench.sinks_tables import Rows, Target, Work, pieces, tuples
 from cassandra.cluster import Cluster
 from cassandra.concurrent import execute_concurrent, execute_concurrent_with_args
+from fencepost_proof.rig import cassandra as cassandra_rig
+from fencepost_proof.rig import redis as redis_rig
+from fencepost_proof.rig.process import HOST
 
 import fencepost as fp
-from fencepost.prove.rig import cassandra as cassandra_rig
-from fencepost.prove.rig import redis as redis_rig
-from fencepost.prove.rig.process import HOST
 
 # --- Redis
 
@@ -113,7 +113,7 @@ class Redis(Target):
             sender.join()
 
     def sink(self, work: Work, staging: str = "") -> fp.Sink:
-        return fp.Redis(self.address, key="key", prefix=f"{work.table}:", shape=self.kind)  # type: ignore[arg-type]
+        return fp.Redis(self.address, key="key", unique_key=True, prefix=f"{work.table}:", shape=self.kind)  # type: ignore[arg-type]
 
 
 class RedisString(Redis):
@@ -198,4 +198,4 @@ class Cassandra(Target):
         return send
 
     def sink(self, work: Work, staging: str = "") -> fp.Sink:
-        return fp.Cassandra(work.table, hosts=HOST, port=self.server.port, key="key")
+        return fp.Cassandra(work.table, hosts=HOST, port=self.server.port, key="key", unique_key=True)

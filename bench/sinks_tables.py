@@ -20,11 +20,11 @@ from typing import Any, ClassVar
 import psycopg
 import pyarrow as pa
 import pymysql
+from fencepost_proof.rig import mariadb, postgres
+from fencepost_proof.rig.process import HOST
+from fencepost_proof.rig.server import Server
 
 import fencepost as fp
-from fencepost.prove.rig import mariadb, postgres
-from fencepost.prove.rig.process import HOST
-from fencepost.prove.rig.server import Server
 
 COLUMNS = ("id", "key", "value")
 PACKET = 256 * 1024
@@ -193,7 +193,7 @@ class Postgres(Target):
 
     def sink(self, work: Work, staging: str = "checkpoint") -> fp.Sink:
         key = "key" if work.upsert else None
-        return fp.Postgres(work.table, dsn=self.server.dsn, key=key, staging=staging)  # type: ignore[arg-type]
+        return fp.Postgres(work.table, dsn=self.server.dsn, key=key, unique_key=work.upsert, staging=staging)  # type: ignore[arg-type]
 
 
 # --- MySQL
@@ -284,4 +284,4 @@ class MySQL(Target):
 
     def sink(self, work: Work, staging: str = "checkpoint") -> fp.Sink:
         key = "key" if work.upsert else None
-        return fp.MySQL(work.table, **self.address, key=key, staging=staging)
+        return fp.MySQL(work.table, **self.address, key=key, unique_key=work.upsert, staging=staging)

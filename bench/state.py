@@ -29,13 +29,13 @@ from bench.common import facts, fsync_ms, save
 from pyarrow import parquet
 
 import fencepost as fp
-from fencepost.spark import session
+from fencepost.spark import spark_session
 
 SCHEMA = "key STRING, value BIGINT"
 BACKENDS: dict[str, Any] = {
-    "RocksDB(incremental=True)": fp.RocksDB(),
-    "RocksDB(incremental=False)": fp.RocksDB(incremental=False),
-    "FileSystem()": fp.FileSystem(),
+    "RocksDBState(incremental=True)": fp.RocksDBState(),
+    "RocksDBState(incremental=False)": fp.RocksDBState(incremental=False),
+    "FileSystemState()": fp.FileSystemState(),
 }
 SETTINGS = {
     "spark.ui.enabled": "false",
@@ -166,7 +166,7 @@ def main() -> int:
     try:
         fsync = fsync_ms(folder)
         print(EXPECTED)
-        spark = session.make_session("bench", SETTINGS)
+        spark = spark_session.make_session("bench", SETTINGS)
         spark.sparkContext.setLogLevel("ERROR")
         results = []
         # The first one warms the JVM and is thrown away.

@@ -28,20 +28,21 @@ from pathlib import Path
 from typing import Any
 
 from bench.common import facts, fsync_ms, save
+from fencepost_proof.rig.hdfs import Hdfs
+from fencepost_proof.rig.s3 import S3
+from fencepost_proof.rig.s3_door import S3Door
+from fencepost_proof.stand_in import SCHEMA
 
 import fencepost as fp
-from fencepost.checkpoints.reader import read
-from fencepost.driver import Driver, Plan
+from fencepost.config import Checkpoint, RunConfig
+from fencepost.connectors.sqlite.sink import SQLite
 from fencepost.guarantee import Guarantee
-from fencepost.ledger import store_at
-from fencepost.ledger.trial import check_store
 from fencepost.observe import journal
 from fencepost.observe.events import Kind
-from fencepost.prove.rig.hdfs import Hdfs
-from fencepost.prove.rig.s3 import S3
-from fencepost.prove.rig.s3_door import S3Door
-from fencepost.prove.stand_in import SCHEMA
-from fencepost.sinks.sqlite import SQLite
+from fencepost.runtime.driver import Driver, Plan
+from fencepost.store import store_at
+from fencepost.store.ledger import read
+from fencepost.store.probe import check_store
 
 SETTINGS = {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "2", "spark.driver.memory": "1g"}
 PHASES = (Kind.PRE_COMMITTED, Kind.VOTED, Kind.DECIDED, Kind.COMMITTED)
@@ -76,8 +77,9 @@ def append_and_recover(root: str, records: int) -> tuple[list[float], list[float
 
     def driver() -> Driver:
         plan = Plan(
-            job="bench", store=store, sinks={sink.name: sink}, schemas={sink.name: SCHEMA},
-            modes={sink.name: "append"}, guarantee=Guarantee.AT_MOST_ONCE, keep=records,
+            config=RunConfig(job="bench", checkpoint=Checkpoint(store.root), guarantee=Guarantee.AT_MOST_ONCE),
+            store=store, sinks={sink.name: sink}, schemas={sink.name: SCHEMA},
+            modes={sink.name: "append"}, keep=records,
         )  # fmt: skip
         return Driver(plan)
 

@@ -1,4 +1,4 @@
-"""Orders as JSON lines; what is no order goes to a table of dead letters, in the same decision as the orders."""
+"""Orders as JSON lines; whatever is not an order goes to a dead-letter table, in the same decision as the orders."""
 
 from pyspark.sql import Row
 
@@ -11,7 +11,7 @@ dead = fp.SQLite("orders.db", table="dead_letters")
 
 
 def with_price(order: Row) -> tuple[int, str, float]:
-    """An item without a price raises, and the order becomes a dead letter."""
+    """Raises KeyError for an item without a price, which makes the order a dead letter."""
     return order.id, order.item, order.pieces * PRICES[order.item]
 
 

@@ -80,7 +80,9 @@ def spark_jars() -> Path:
         raise BuildError("pyspark is not installed in this Python: `pip install pyspark==4.3.0`.")
     jars = Path(found.origin).parent / "jars"
     if not list(jars.glob("spark-sql_2.13-4.3.*.jar")):
-        raise BuildError("the jar is compiled against pyspark 4.3 (and runs on 4.2): `pip install pyspark==4.3.0`.")
+        raise BuildError(
+            "the jar is compiled against pyspark 4.3 (and runs on 4.0 to 4.2): `pip install pyspark==4.3.0`."
+        )
     return jars
 
 

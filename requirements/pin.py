@@ -1,7 +1,8 @@
-"""Write `dev.txt` and `build.txt`: every package we install, with its version and the hashes of its files.
+"""Write the .txt files beside this one: every package we install, its version and the hashes of its files.
 
 Asks pip, as it is configured where this runs, and must never write where the files came from: only names, versions and
-hashes. To move to newer releases: edit the names below, run `python requirements/pin.py`, read the diff.
+hashes. To move to newer releases: edit the names below, run `python requirements/pin.py` (or `… pin.py docs.txt` for
+one of them), read the diff.
 """
 
 from __future__ import annotations
@@ -26,17 +27,34 @@ DEVELOP = (
     "cryptography",
     "redis",
     "cassandra-driver",
+    "duckdb",
+    "deltalake==1.6.6",
+    "pyiceberg[sql-sqlite]==0.12.0",
+    "pyiceberg-core==0.11.0",
     "boto3",
     "requests",
     "pg8000",
     "hatchling",
     "build",
+    "coverage",
     "pytest",
+    "pytest-xdist",
     "ruff",
     "mypy",
 )
+OLDER_SPARKS = {
+    "spark40.txt": ("pyspark==4.0.5",),
+    "spark41.txt": ("pyspark==4.1.4",),
+    "spark42.txt": ("pyspark==4.2.1",),
+}
+"""Each is laid over the others for the tests of a job: the older Sparks that we support, in their newest patch."""
 BUILD = ("setuptools",)
 """pyspark is published as source only: this builds its wheel. Installed first, so that no unpinned code runs."""
+DOCS = ("mkdocs-material", "mkdocstrings[python]", "ruff", "pymdown-extensions<13")
+"""The documentation site, in a virtual environment of its own: it shares nothing with the product. ruff breaks the
+lines of signatures; the last one is capped because 13 does not run on every Python 3.11."""
+
+FILES = {"build.txt": BUILD, "dev.txt": DEVELOP, **OLDER_SPARKS, "docs.txt": DOCS}
 
 PYTHONS = ("3.11", "3.12", "3.13")
 MACHINES = ("x86_64", "aarch64")
@@ -47,10 +65,10 @@ Pins = dict[str, tuple[str, set[str]]]
 
 
 def main() -> None:
-    """Write both files."""
+    """Write all files, or those that are named."""
     here = Path(__file__).parent
-    for name, wanted in (("build.txt", BUILD), ("dev.txt", DEVELOP)):
-        pins = resolve(wanted)
+    for name in sys.argv[1:] or FILES:
+        pins = resolve(FILES[name])
         add_other_systems(pins)
         (here / name).write_text(render(pins))
         print(f"{name}: {len(pins)} packages, {sum(len(hashes) for _, hashes in pins.values())} hashes")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import subprocess
 import sys
@@ -12,11 +13,10 @@ from typing import Any
 import pytest
 
 import fencepost as fp
-from fencepost import volatile
-from fencepost.checkpointing import settled
-from fencepost.checkpoints.stale import MOST, sweep
-from fencepost.errors import BadConfig
-from fencepost.times import seconds
+from fencepost.config import settled
+from fencepost.errors import BadConfig, seconds
+from fencepost.store import staging
+from fencepost.store.parts import MOST, sweep
 
 
 @pytest.mark.parametrize(
@@ -38,8 +38,9 @@ def test_all_bad_options_are_named_at_once() -> None:
         "timeout": "0 seconds",
         "min_pause": "-1 second",
         "tolerable_failures": -1,
-        "retained": 1,
-        "retain": "sometimes",
+        "keep_epochs": 1,
+        "on_cancel": "sometimes",
+        "overlap": "sometimes",
     }
     with pytest.raises(BadConfig) as refused:
         fp.Checkpoint("ck", **wrong)
@@ -48,17 +49,17 @@ def test_all_bad_options_are_named_at_once() -> None:
 
 
 def test_a_good_one_is_taken() -> None:
-    fp.Checkpoint("ck", interval="1 second", timeout="10 minutes", min_pause="0 s", tolerable_failures=3, retained=2)
+    fp.Checkpoint("ck", interval="1 second", timeout="10 minutes", min_pause="0 s", tolerable_failures=3, keep_epochs=2)
 
 
 @pytest.mark.parametrize(
     ("checkpoint", "state", "code"),
     [
         (None, None, "no_checkpoint"),
-        (fp.Checkpoint(retained=5), fp.RocksDB(), "no_checkpoint"),
-        ("a", fp.FileSystem("b"), "two_checkpoints"),
-        ("a", fp.Memory(), "memory_has_no_place"),
-        (fp.Checkpoint("a"), fp.Memory(), "memory_has_no_place"),
+        (fp.Checkpoint(keep_epochs=5), fp.RocksDBState(), "no_checkpoint"),
+        ("a", fp.FileSystemState("b"), "two_checkpoints"),
+        ("a", fp.MemoryState(), "memory_has_no_place"),
+        (fp.Checkpoint("a"), fp.MemoryState(), "memory_has_no_place"),
         ("gs://a/b", None, "unknown_store"),
         ("s3a://KEY:SECRET@a/b", None, "key_in_url"),
         ("s3a://a", None, "no_folder"),
@@ -73,24 +74,24 @@ def test_a_checkpoint_has_one_place(checkpoint: Any, state: Any, code: str) -> N
 
 @pytest.mark.parametrize(
     ("checkpoint", "state"),
-    [("/a/ck", None), (None, fp.FileSystem("/a/ck")), ("/a/b/../ck", fp.FileSystem("file:///a/b/../ck"))],
+    [("/a/ck", None), (None, fp.FileSystemState("/a/ck")), ("/a/b/../ck", fp.FileSystemState("file:///a/b/../ck"))],
 )
 def test_the_job_or_its_file_system_names_the_place(checkpoint: Any, state: Any) -> None:
     found = settled(checkpoint, state, "job").place
     assert Path("/a/ck") == Path(os.path.normpath(found))
 
 
-def test_interval_is_said_once() -> None:
-    assert "1 second" == fp.Job("j", checkpoint="ck", interval="1 second")._interval
-    assert "1 second" == fp.Job("j", checkpoint=fp.Checkpoint("ck", interval="1 second"))._interval
-    with pytest.raises(BadConfig) as refused:
-        fp.Job("j", checkpoint=fp.Checkpoint("ck", interval="1 second"), interval="2 seconds")
-    assert "two_intervals" == refused.value.code
+@pytest.mark.parametrize(("said", "expected"), [(None, 0), ("1 s", 1000), ("1.5 min", 90_000), ("500 ms", 500)])
+def test_interval_is_whole_milliseconds_for_spark(said: str | None, expected: int) -> None:
+    assert expected == fp.Checkpoint("ck", interval=said).interval_ms
 
 
-@pytest.mark.parametrize(
-    "options", [{"interval": "1 s"}, {"tolerable_failures": 1}, {"retain": "delete_on_cancellation"}]
-)
+def test_interval_is_said_by_the_checkpoint_and_nowhere_else() -> None:
+    homes = (fp.Checkpoint, fp.Job, fp.Job.run, fp.Job.start, fp.start)
+    assert [fp.Checkpoint] == [home for home in homes if "interval" in inspect.signature(home).parameters]
+
+
+@pytest.mark.parametrize("options", [{"interval": "1 s"}, {"tolerable_failures": 1}, {"on_cancel": "delete"}])
 def test_a_query_alone_refuses_what_only_a_job_can_do(options: dict[str, Any]) -> None:
     with pytest.raises(BadConfig) as refused:
         fp.Checkpoint("ck", **options).check_for_a_query_alone("job")
@@ -129,7 +130,7 @@ def test_old_temporary_files_are_swept_and_nothing_else(tmp_path: Path) -> None:
 
 
 def test_a_sweep_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fencepost.checkpoints.stale.MOST", 3)
+    monkeypatch.setattr("fencepost.store.parts.MOST", 3)
     for number in range(5):
         left_behind(tmp_path / "offsets", f".{number}.{UUID}.tmp", age_s=7200)
     assert [3, 2, 0] == [sweep(tmp_path) for _ in range(3)]
@@ -140,12 +141,12 @@ def test_a_checkpoint_in_memory_ends_with_its_process_and_is_swept_after_a_kille
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A folder of a living process is never touched, whoever sweeps."""
-    monkeypatch.setattr(volatile, "SHARED_MEMORY", tmp_path)
-    monkeypatch.setattr(volatile, "_mine", {})
+    monkeypatch.setattr(staging, "SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(staging, "_mine", {})
     code = (
-        "import os, sys, signal, pathlib; from fencepost import volatile;"
-        "volatile.SHARED_MEMORY = pathlib.Path(sys.argv[1]);"
-        "found = pathlib.Path(volatile.folder('a/b')); found.mkdir(); print(found, flush=True);"
+        "import os, sys, signal, pathlib; from fencepost.store import staging;"
+        "staging.SHARED_MEMORY = pathlib.Path(sys.argv[1]);"
+        "found = pathlib.Path(staging.process_folder('a/b')); found.mkdir(); print(found, flush=True);"
         "sys.argv[2] == 'kill' and os.kill(os.getpid(), signal.SIGKILL); sys.stdin.read()"
     )
 
@@ -159,12 +160,12 @@ def test_a_checkpoint_in_memory_ends_with_its_process_and_is_swept_after_a_kille
     alive, child = process("wait")
     dead.communicate()
     assert not killed.exists(), "the second process swept"
-    mine = Path(volatile.folder("a/b"))
+    mine = Path(staging.process_folder("a/b"))
     mine.mkdir()
     assert alive.exists()
-    assert mine == Path(volatile.folder("a/b"))
+    assert mine == Path(staging.process_folder("a/b"))
     assert alive.parent.parent == mine.parent.parent
     child.communicate("")
     assert not alive.exists(), "a process that ends takes its checkpoints with it"
-    volatile.remove()
+    staging.remove_process_folders()
     assert [] == list(mine.parent.parent.iterdir())

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import re
+from typing import Any
 
 import pytest
 
@@ -33,3 +36,31 @@ def test_an_error_says_what_where_whether_the_data_is_safe_and_what_next(cls: ty
 def test_only_what_may_be_tried_again_is_retryable() -> None:
     retryable = {cls.__name__ for cls in classes() if issubclass(cls, errors.Retryable)}
     assert {"Retryable", "EpochFailed", "InDoubt", "RecoveryNeeded"} == retryable
+
+
+def by_pickle(error: errors.FencepostError) -> errors.FencepostError:
+    found: errors.FencepostError = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own
+    return found
+
+
+@pytest.mark.parametrize("twin_of", [by_pickle, copy.copy, copy.deepcopy], ids=["pickle", "copy", "deepcopy"])
+@pytest.mark.parametrize("cls", classes(), ids=lambda cls: cls.__name__)
+def test_an_error_survives_pickle_and_copy(cls: type[errors.FencepostError], twin_of: Any) -> None:
+    error = cls("code", "It broke.", where=errors.Where(job="j", path="p"), next="Look.", safe="Safe.").at(epoch=3)
+    error.add_note("seen on a Monday")
+    twin = twin_of(error)
+    assert (cls, str(error), error.args) == (type(twin), str(twin), twin.args)
+    assert vars(error) == vars(twin)
+    assert ("code", "It broke.", error.where, "Safe.", "Look.") == (
+        twin.code,
+        twin.what,
+        twin.where,
+        twin.safe,
+        twin.next,
+    )
+    twin.at(sink="s")
+    assert None is error.where.sink
+
+
+def test_a_safe_that_was_not_given_stays_that_of_the_class() -> None:
+    assert errors.Fenced.safe == by_pickle(errors.Fenced("code", "It broke.", next="Look.")).safe

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from fencepost.contract import Capabilities
 from fencepost.errors import BadConfig, GuaranteeTooHigh
 from fencepost.guarantee import Guarantee, Report, check, sink_link, source_link, weakest
-from fencepost.sinks.contract import Capabilities
 
 STRONG = sink_link("db", Capabilities(shape="apply", repeatable=True))
 WEAK = sink_link("api", Capabilities(shape="apply", repeatable=False, remedy="store the epoch"))

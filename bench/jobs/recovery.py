@@ -9,10 +9,10 @@ import sys
 import time
 from pathlib import Path
 
+from fencepost_proof.rig.jars import SPARK_KAFKA, fetch
 from pyspark.sql import functions as F  # noqa: N812
 
 import fencepost as fp
-from fencepost.prove.rig.jars import SPARK_KAFKA, fetch
 
 FOLDER, SERVERS, ARRIVING, OUT = Path(sys.argv[1]), *sys.argv[2:]
 

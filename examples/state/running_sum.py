@@ -1,17 +1,18 @@
 """A running sum per account, one row per payment: python examples/state/running_sum.py IN OUT
 
-IN has files of lines like {"account": "a", "number": 1, "amount": 25}; the sums are in OUT/running_sum.db. Both folders
-must be there.
+IN contains files with lines like {"account": "a", "number": 1, "amount": 25}; the sums go to
+OUT/running_sum.db. Both folders must exist.
 """
 
 import sys
 
 import fencepost as fp
+from pyspark.sql import Row
 
 folder, out = sys.argv[1:]
 
 
-def add(payment, state):
+def add(payment: Row, state: Row | None) -> tuple[tuple[str, int, int], tuple[int]]:
     total = (state.total if state else 0) + payment.amount
     return (payment.account, payment.number, total), (total,)
 
@@ -22,11 +23,12 @@ payments = job.read(
 )
 sums = fp.map_with_state(
     payments,
+    add,
     by="account",
-    order="number",  # within an epoch a key's records come in no promised order
+    order="number",  # Spark does not guarantee the order of a key's records within an epoch
     state="total BIGINT",
     output="account STRING, number BIGINT, total BIGINT",
-)(add)
+)
 job.write(sums, fp.SQLite(f"{out}/running_sum.db", table="sums"))
 
 if __name__ == "__main__":

@@ -1,17 +1,19 @@
 """Orders joined with their payments, whichever comes first: python examples/state/two_stream_join.py IN OUT
 
-IN/orders has lines like {"id": 1, "item": "book"}, IN/payments {"id": 1, "amount": 25}; OUT/two_stream_join.db has the
-orders that were paid. What waits for its other half is in the state, for either side. Both folders must be there.
+IN/orders has files with lines like {"id": 1, "item": "book"}, IN/payments like {"id": 1, "amount": 25}; the paid
+orders go to OUT/two_stream_join.db. Whichever side comes first waits in the state for the other. IN/orders, IN/payments
+and OUT must exist.
 """
 
 import sys
 
 import fencepost as fp
+from pyspark.sql import Row
 
 folder, out = sys.argv[1:]
 
 
-def match(record, state):
+def match(record: Row, state: Row | None) -> tuple[object, object]:
     item, amount = state or (None, None)
     if record.side == "order":
         item = record.item
@@ -32,10 +34,11 @@ both = orders.selectExpr("'order' AS side", "*").unionByName(
 )
 paid = fp.map_with_state(
     both,
+    match,
     by="id",
     state="item STRING, amount BIGINT",
     output="id BIGINT, item STRING, amount BIGINT",
-)(match)
+)
 job.write(paid, fp.SQLite(f"{out}/two_stream_join.db", table="paid"))
 
 if __name__ == "__main__":

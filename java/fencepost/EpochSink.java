@@ -34,6 +34,7 @@ import org.apache.spark.sql.internal.connector.SupportsStreamingUpdateAsAppend;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 import org.apache.spark.util.SerializableConfiguration;
+import scala.reflect.ClassTag;
 
 /**
  * A streaming sink whose tasks stage their rows and whose commit is one call into Python.
@@ -85,7 +86,9 @@ public final class EpochSink implements TableProvider {
 
     private synchronized Broadcast<SerializableConfiguration> conf(Configuration now) {
       if (conf == null) {
-        conf = SerializableConfiguration.broadcast(SparkSession.active().sparkContext(), now);
+        // Spark 4.0 has no SerializableConfiguration.broadcast
+        conf = SparkSession.active().sparkContext().broadcast(
+            new SerializableConfiguration(now), ClassTag.apply(SerializableConfiguration.class));
       }
       return conf;
     }
@@ -200,14 +203,7 @@ public final class EpochSink implements TableProvider {
     public void commit(long epoch, WriterCommitMessage[] messages) {
       try {
         ObjectNode told = JSON.createObjectNode();
-        ArrayNode files = told.putArray("files");
-        for (WriterCommitMessage each : messages) {
-          TaskWriter.Message message = (TaskWriter.Message) each;
-          if (message.file() != null) {
-            describe(files.addObject(), message.file(), message.rows());
-          }
-        }
-        stageTogether(epoch, messages, files);
+        stageInOrder(epoch, messages, told.putArray("files"));
         told.put("snapshot", Snapshot.text(queryId));
         listener.epochs.epoch(epoch, JSON.writeValueAsString(told));
       } catch (IOException e) {
@@ -215,21 +211,34 @@ public final class EpochSink implements TableProvider {
       }
     }
 
-    /** The rows that came in messages become one file, straight from the messages. */
-    private void stageTogether(long epoch, WriterCommitMessage[] messages, ArrayNode files)
+    /**
+     * The files in the order of the partitions, which is the order of the messages: a sink that keeps the last row of
+     * a key must not see another one as the last because a task had many rows. Rows that came in messages become one
+     * file, straight from the messages, unless the file of a task lies between them.
+     */
+    private void stageInOrder(long epoch, WriterCommitMessage[] messages, ArrayNode files)
         throws IOException {
       StagedFile together = null;
       long rows = 0;
       try {
         for (WriterCommitMessage each : messages) {
           TaskWriter.Message message = (TaskWriter.Message) each;
+          if (message.file() != null) {
+            if (together != null) {
+              describe(files.addObject(), together.seal(), rows);
+              together = null;
+              rows = 0;
+            }
+            describe(files.addObject(), message.file(), message.rows());
+            continue;
+          }
           for (byte[] batch : message.batches()) {
             if (together == null) {
               together = new StagedFile(staged.toString(), here, epoch, durable, conf, schema);
             }
             together.write(batch);
           }
-          rows += message.file() == null ? message.rows() : 0;
+          rows += message.rows();
         }
         if (together != null) {
           describe(files.addObject(), together.seal(), rows);

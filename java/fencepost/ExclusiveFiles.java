@@ -9,7 +9,8 @@ import org.apache.spark.sql.execution.streaming.checkpointing.CheckpointFileMana
 import org.apache.spark.sql.execution.streaming.checkpointing.CheckpointFileManager$;
 
 /**
- * spark.sql.streaming.checkpointFileManagerClass: s3a gets {@link ObjectFiles}, the rest what Spark would take.
+ * spark.sql.streaming.checkpointFileManagerClass: s3a gets {@link ObjectFiles}, the rest what Spark would take;
+ * in front of either {@link OwnedFiles}, if the query keeps its state on the heap.
  * It must never treat a checkpoint that is elsewhere in a way of its own: the setting is for all queries of a session.
  */
 public final class ExclusiveFiles implements CheckpointFileManager {
@@ -17,13 +18,19 @@ public final class ExclusiveFiles implements CheckpointFileManager {
   private final CheckpointFileManager files;
 
   public ExclusiveFiles(Path path, Configuration conf) throws java.io.IOException {
+    CheckpointFileManager plain = plain(path, conf);
+    String decided = conf.get(OwnedFiles.DECIDED);
+    this.files = decided == null
+        ? plain : new OwnedFiles(plain, conf.get(OwnedFiles.DRIVER, ""), Long.parseLong(decided));
+  }
+
+  private static CheckpointFileManager plain(Path path, Configuration conf) throws java.io.IOException {
     if ("s3a".equals(path.getFileSystem(conf).getUri().getScheme())) {
-      this.files = new ObjectFiles(path, conf);
-    } else {
-      Configuration stock = new Configuration(conf);
-      stock.unset(SETTING);
-      this.files = CheckpointFileManager$.MODULE$.create(path, stock);
+      return new ObjectFiles(path, conf);
     }
+    Configuration stock = new Configuration(conf);
+    stock.unset(SETTING);
+    return CheckpointFileManager$.MODULE$.create(path, stock);
   }
 
   @Override

@@ -16,7 +16,9 @@ import java.util.UUID;
 import org.apache.commons.io.output.TeeOutputStream;
 import org.apache.arrow.vector.ipc.ArrowStreamWriter;
 import org.apache.arrow.vector.ipc.WriteChannel;
+import org.apache.arrow.vector.ipc.message.ArrowRecordBatch;
 import org.apache.arrow.vector.ipc.message.IpcOption;
+import org.apache.arrow.vector.ipc.message.MessageSerializer;
 import org.apache.hadoop.conf.Configuration;
 import org.apache.hadoop.fs.FSDataOutputStream;
 import org.apache.hadoop.fs.FSDataOutputStreamBuilder;
@@ -67,6 +69,12 @@ final class StagedFile {
   void write(byte[] message) throws IOException {
     out.write(message);
     bytes += message.length;
+  }
+
+  void write(ArrowRecordBatch batch) throws IOException {
+    WriteChannel channel = new WriteChannel(Channels.newChannel(out));
+    MessageSerializer.serialize(channel, batch);
+    bytes += channel.getCurrentPosition();
   }
 
   Sealed seal() throws IOException {

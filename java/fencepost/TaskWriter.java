@@ -12,6 +12,7 @@ import org.apache.arrow.vector.ipc.message.MessageSerializer;
 import org.apache.hadoop.conf.Configuration;
 import org.apache.spark.broadcast.Broadcast;
 import org.apache.spark.sql.catalyst.InternalRow;
+import org.apache.spark.sql.catalyst.expressions.UnsafeRow;
 import org.apache.spark.sql.connector.write.DataWriter;
 import org.apache.spark.sql.connector.write.WriterCommitMessage;
 import org.apache.spark.sql.connector.write.streaming.StreamingDataWriterFactory;
@@ -27,6 +28,7 @@ final class TaskWriter implements DataWriter<InternalRow> {
   private static final int BATCH_ROWS_MAX = 10_000;
   private static final long BATCH_BYTES_MAX = 4 << 20;
   private static final int ROWS_BETWEEN_SIZE_CHECKS = 128; // asking for the size visits every column
+  private static final long BYTES_BETWEEN_SIZE_CHECKS = BATCH_BYTES_MAX / 8; // of rows, as Spark counts them
 
   /** All a task needs; nothing in it lives on the driver only. */
   record Factory(
@@ -54,6 +56,8 @@ final class TaskWriter implements DataWriter<InternalRow> {
   private StagedFile file;
   private boolean done;
   private int rowsInBatch;
+  private int uncheckedRows;
+  private long uncheckedBytes;
   private long rows;
   private long inlineBytes;
 
@@ -74,10 +78,21 @@ final class TaskWriter implements DataWriter<InternalRow> {
     arrow.write(row);
     rows++;
     rowsInBatch++;
-    if (rowsInBatch == BATCH_ROWS_MAX
-        || rowsInBatch % ROWS_BETWEEN_SIZE_CHECKS == 0 && arrow.sizeInBytes() > BATCH_BYTES_MAX) {
+    if (rowsInBatch == BATCH_ROWS_MAX || isLargeWith(row)) {
       endBatch();
     }
+  }
+
+  /** A few rows may be large together: then each is asked about, else only one of many. */
+  private boolean isLargeWith(InternalRow row) {
+    uncheckedRows++;
+    uncheckedBytes += row instanceof UnsafeRow unsafe ? unsafe.getSizeInBytes() : BYTES_BETWEEN_SIZE_CHECKS;
+    if (uncheckedRows < ROWS_BETWEEN_SIZE_CHECKS && uncheckedBytes < BYTES_BETWEEN_SIZE_CHECKS) {
+      return false;
+    }
+    uncheckedRows = 0;
+    uncheckedBytes = 0;
+    return arrow.sizeInBytes() > BATCH_BYTES_MAX;
   }
 
   @Override
@@ -108,23 +123,16 @@ final class TaskWriter implements DataWriter<InternalRow> {
 
   private void endBatch() throws IOException {
     arrow.finish();
-    ByteArrayOutputStream out = new ByteArrayOutputStream();
     try (ArrowRecordBatch batch = new VectorUnloader(arrow.root()).getRecordBatch()) {
-      MessageSerializer.serialize(new WriteChannel(Channels.newChannel(out)), batch);
+      keep(batch);
     }
     arrow.reset();
     rowsInBatch = 0;
-    keep(out.toByteArray());
   }
 
-  private void keep(byte[] batch) throws IOException {
-    if (file != null) {
-      file.write(batch);
-      return;
-    }
-    batches.add(batch);
-    inlineBytes += batch.length;
-    if (inlineBytes > to.inlineBytesMax) {
+  /** A large batch goes straight into the file: as bytes it would be in memory two or three times more. */
+  private void keep(ArrowRecordBatch batch) throws IOException {
+    if (file == null && inlineBytes + batch.computeBodyLength() > to.inlineBytesMax) {
       Configuration conf = to.conf == null ? null : to.conf.value().value();
       file = new StagedFile(to.staged, epoch, to.durable, conf, to.schema);
       for (byte[] earlier : batches) {
@@ -132,6 +140,14 @@ final class TaskWriter implements DataWriter<InternalRow> {
       }
       batches.clear();
     }
+    if (file != null) {
+      file.write(batch);
+      return;
+    }
+    ByteArrayOutputStream out = new ByteArrayOutputStream();
+    MessageSerializer.serialize(new WriteChannel(Channels.newChannel(out)), batch);
+    batches.add(out.toByteArray());
+    inlineBytes += out.size();
   }
 
   private void discard() {

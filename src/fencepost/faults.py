@@ -2,11 +2,11 @@
 
     FENCEPOST_FAULT="decide.after=kill@3"      SIGKILL to this process, the third time it gets there
     FENCEPOST_FAULT="vote.after=stop,done.before=kill"     SIGSTOP; several are separated by commas
-    FENCEPOST_FAULT="write.after=hang"         this thread waits for ever, the others go on
+    FENCEPOST_FAULT="write.after=hang"         this thread waits forever, the others go on
     FENCEPOST_FAULT="decide.after=fail"        an OSError; the process lives on
-    FENCEPOST_FAULT_LOG=/some/file             note every point that was reached, one name a line
+    FENCEPOST_FAULT_LOG=/some/file             log every point that is reached, one name per line
 
-An effect of the protocol has two points, `<its point>.before` and `.after`; the few inside a module are calls of
+An effect of the protocol has two points, `<its point>.before` and `.after`; the few inside a module are calls to
 `reach`. Never does anything in a process whose environment does not ask for it.
 """
 
@@ -42,7 +42,7 @@ ACTIONS: Mapping[str, Callable[[], object]] = {
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Do something to ourselves at the n-th visit of a point."""
+    """Do something to ourselves the n-th time we reach a point."""
 
     point: str
     action: str
@@ -50,7 +50,7 @@ class Fault:
 
 
 def parse(text: str) -> tuple[Fault, ...]:
-    """Read `point=action@visit,…`; a wrong word is an error, never a fault that silently does not happen."""
+    """Read `point=action@visit,…`; a typo is an error, never a fault that silently does not happen."""
     faults = []
     for part in filter(None, text.split(",")):
         point, equals, rest = part.partition("=")
@@ -61,22 +61,25 @@ def parse(text: str) -> tuple[Fault, ...]:
     return tuple(faults)
 
 
+is_armed = False
+"""Is a fault or the log active? Code that passes many points asks first."""
 _armed: tuple[Fault, ...] = ()
 _log: str | None = None
 _visits: Counter[str] = Counter()
 
 
 def arm(environment: Mapping[str, str]) -> None:
-    """Take the faults from these variables, and count visits anew."""
-    global _armed, _log  # noqa: PLW0603 - one process, one set of faults
+    """Take the faults from these variables, and count visits from zero."""
+    global is_armed, _armed, _log  # noqa: PLW0603 - one process, one set of faults
     _armed = parse(environment.get(ARM, ""))
     _log = environment.get(LOG)
+    is_armed = bool(_armed) or _log is not None
     _visits.clear()
 
 
 def reach(point: str) -> None:
     """Arrive at a crash point."""
-    if not _armed and _log is None:
+    if not is_armed:
         return
     _visits[point] += 1
     if _log is not None:

@@ -1,6 +1,6 @@
 """The weakest link of source × engine × sink: which end-to-end guarantee a job really has.
 
-Never promises more than the links declare; a job that asks for more is refused, with the link, the reason and the cure.
+Never promises more than the links declare; a job that asks for more is refused, with the link, the reason and the fix.
 """
 
 from __future__ import annotations
@@ -9,14 +9,8 @@ import enum
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from fencepost.contract import Capabilities
 from fencepost.errors import BadConfig, GuaranteeTooHigh, Where
-from fencepost.sinks.contract import Capabilities
-
-READS_UNCOMMITTED = (
-    "source kafka is read with isolation read_uncommitted (Spark's default): rows that their writer takes back are "
-    "counted all the same, so the result is exact for the topic, not for what its writers meant; "
-    "use fp.Kafka, or the option kafka.isolation.level=read_committed"
-)
 
 
 class Guarantee(enum.IntEnum):
@@ -28,19 +22,19 @@ class Guarantee(enum.IntEnum):
 
     @property
     def word(self) -> str:
-        """As it is written in code, ledger and messages."""
+        """As it is written in code, in the ledger and in messages."""
         return self.name.lower()
 
     @classmethod
     def parse(cls, text: str | Guarantee, *, job: str | None = None) -> Guarantee:
-        """Read a user's word."""
+        """The guarantee that a user names, as a word or as itself."""
         if isinstance(text, cls):
             return text
         levels = {level.word: level for level in cls}
         if text not in levels:
             raise BadConfig(
                 "unknown_guarantee",
-                f"There is no guarantee {text!r}.",
+                f"Unknown guarantee {text!r}.",
                 where=Where(job=job),
                 next="Use 'exactly_once', 'at_least_once' or 'at_most_once'.",
             )
@@ -49,7 +43,7 @@ class Guarantee(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One part of a job, the best level it allows, why, and what would lift it."""
+    """One part of a job, the best guarantee it allows, why, and how to raise it."""
 
     part: str
     best: Guarantee
@@ -57,34 +51,44 @@ class Link:
     cure: str = ""
 
 
-def source_link(name: str, *, replayable: bool) -> Link:
-    """A source that can be read again allows everything; one that cannot allows only at_most_once."""
+def source_link(name: str, *, replayable: bool | None, vouched: bool = False) -> Link:
+    """A source that can be read again allows everything; one that cannot, or that we do not know, at_most_once."""
+    part = f"source {name}"
     if replayable:
-        return Link(f"source {name}", Guarantee.EXACTLY_ONCE, "a range of positions can be read again")
+        word = " (your word: replayable=True)" if vouched else ""
+        return Link(part, Guarantee.EXACTLY_ONCE, f"a range of offsets can be read again{word}")
+    if replayable is None:
+        return Link(
+            part,
+            Guarantee.AT_MOST_ONCE,
+            "fencepost does not know whether it returns the same records when a range of offsets is read again",
+            "if it does, also in a new process, say so: job.read(frame, replayable=True); otherwise put the records "
+            "into Kafka or files first, or set guarantee='at_most_once'",
+        )
     return Link(
-        f"source {name}",
+        part,
         Guarantee.AT_MOST_ONCE,
-        "what was read once cannot be read again after a crash",
-        "put the records into Kafka or files first, or ask for guarantee='at_most_once'",
+        "records cannot be read again after a crash",
+        "put the records into Kafka or files first, or set guarantee='at_most_once'",
     )
 
 
 def sink_link(name: str, sink: Capabilities) -> Link:
     """A sink whose commit may be repeated allows everything."""
     if sink.repeatable:
-        whole = "an epoch is seen whole" if sink.atomic else "an epoch is not seen all at once"
+        whole = "readers see an epoch whole" if sink.atomic else "readers may see part of an epoch"
         return Link(f"sink {name}", Guarantee.EXACTLY_ONCE, f"a commit can be repeated, and {whole}")
     return Link(
         f"sink {name}",
         Guarantee.AT_LEAST_ONCE,
-        "after a crash an epoch is sent again, and nothing in the target tells that it was there",
-        sink.remedy or "choose a sink with an epoch row, or ask for guarantee='at_least_once'",
+        "after a crash an epoch is sent again, and the target cannot tell that it already has it",
+        sink.remedy or "choose a sink with an epoch row, or set guarantee='at_least_once'",
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What `fencepost check` and a notebook show: the links, the level they give, and what else is worth knowing."""
+    """What `fencepost check` and a notebook show: the links, the guarantee they give, and other notes."""
 
     job: str
     asked: Guarantee
@@ -93,7 +97,7 @@ class Report:
 
     @property
     def holds(self) -> bool:
-        """Is the asked level given?"""
+        """Does the job get the guarantee it asks for?"""
         return self.asked <= weakest(self.links).best
 
     @property
@@ -106,7 +110,7 @@ class Report:
 
 
 def weakest(links: Iterable[Link]) -> Link:
-    """The link that limits the job; the first one, if several do."""
+    """The link that limits the job; if there are several, the first."""
     return min(links, key=lambda link: link.best)
 
 

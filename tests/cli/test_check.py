@@ -11,6 +11,8 @@ import os
 import re
 import shutil
 import sqlite3
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -20,15 +22,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 import fencepost as fp
-from fencepost import preflight
-from fencepost.cli.find import find
+from fencepost.cli.lookup import find
 from fencepost.cli.main import cli
-from fencepost.driver import Driver, Plan
-from fencepost.guarantee import Guarantee
-from fencepost.ledger import LocalStore
+from fencepost.connectors.kafka import source
+from fencepost.connectors.kafka.coordinator import Coordinator
 from fencepost.observe import registry
-from fencepost.sinks.kafka.coordinator import Coordinator
-from fencepost.spark import topics
+from fencepost.runtime import checks
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("spark")]
 
@@ -36,28 +35,6 @@ WRONG = Path(__file__).parent / "wrong"
 EXAMPLES = Path(__file__).parents[2] / "examples"
 EXITS = {"kafka_is_down": 1}
 """Of those that are not simply refused."""
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
-    """A folder with some lines, a database of the user's own, and a checkpoint of another job."""
-    (tmp_path / "lines").mkdir()
-    (tmp_path / "lines" / "1.txt").write_text("one two\n")
-    with closing(sqlite3.connect(tmp_path / "there.db")) as database, database:
-        database.execute("CREATE TABLE wide (value TEXT, price INTEGER NOT NULL)")
-        database.execute("CREATE TABLE words (value TEXT, count INTEGER)")
-    plan = Plan(
-        job="first",
-        store=LocalStore(tmp_path / "other"),
-        sinks={"sqlite:lines": fp.SQLite(tmp_path / "words.db", table="lines")},
-        schemas={"sqlite:lines": pa.schema([("value", pa.string())])},
-        modes={"sqlite:lines": "append"},
-        guarantee=Guarantee.EXACTLY_ONCE,
-    )
-    driver = Driver(plan)
-    driver.recover()
-    driver.close()
-    return tmp_path
 
 
 def check(file: Path, *words: str) -> Result:
@@ -81,7 +58,7 @@ def _noted_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody will answer: there is no need to wait for long."""
-    monkeypatch.setattr(topics, "PATIENCE_MS", 1000)
+    monkeypatch.setattr(source, "PATIENCE_MS", 1000)
     monkeypatch.setitem(Coordinator.__init__.__kwdefaults__, "patience", 1.0)
 
 
@@ -128,8 +105,24 @@ def test_a_right_job_is_told_what_holds_and_what_its_first_start_would_make(plac
     done = check(file)
     assert (0, "It would start.") == (done.exit_code, done.stdout.splitlines()[-1])
     assert re.search("^  end to end +exactly_once  as asked$", done.stdout, re.MULTILINE)
-    assert "the first start makes file out.db, table lines" in done.stdout
+    assert "the first start creates file out.db, table lines" in done.stdout
     assert before == everything(place)
+
+
+def test_settings_from_outside_the_code_are_told_with_their_place(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("FENCEPOST_GUARANTEE", "at_least_once")
+    monkeypatch.setenv("FENCEPOST_CHECKPOINTS", "elsewhere")
+    (place / "fencepost.toml").write_text("[fencepost.jobs.wc]\ntimeout = '10 minutes'\n")
+    done = check(write(place, 'fp.SQLite(HERE / "out.db", table="lines")'))
+    assert [
+        "  setting checkpoint: FENCEPOST_CHECKPOINTS is not used, the code sets it",
+        "  setting guarantee = at_least_once, from FENCEPOST_GUARANTEE",
+        "  setting timeout = 10 minutes, from timeout in [fencepost.jobs.wc] of fencepost.toml",
+    ] == done.stdout.splitlines()[1:4]
+    monkeypatch.setenv("FENCEPOST_TIMEOUT", "soon")
+    wrong = check(place / "job.py")
+    assert (2, "[bad_setting]") == (wrong.exit_code, wrong.stdout.split(" ")[0])
 
 
 def test_json_is_json_whatever_the_file_prints(place: Path) -> None:
@@ -165,6 +158,32 @@ def run(place: Path) -> None:
     job.run(until="available")
 
 
+EARLY = """
+import fencepost as fp
+job = fp.Job("wc", checkpont="checkpoint")
+lines = job.read(fp.Fils("lines"))
+"""
+
+
+def test_what_shows_without_a_jvm_is_said_within_two_seconds(tmp_path: Path) -> None:
+    """In a process of its own, as a user types it; both problems, with their lines."""
+    (tmp_path / "job.py").write_text(EARLY)
+    command = [sys.executable, "-X", "importtime", "-m", "fencepost", "check", "job.py", "--json"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+    problems = json.loads(done.stdout)["problems"]
+    assert [("unknown_argument", "Did you mean checkpoint=…?"), ("unknown_name", "Did you mean fp.Files?")] == [
+        (one["code"], one["next"]) for one in problems
+    ]
+    assert ["(line 3)", "(line 4)."] == [one["what"][one["what"].index("(line") :] for one in problems]
+    assert 2 == done.returncode
+    assert "py4j" not in done.stderr  # no second would be enough for a JVM
+
+
+def test_a_file_that_is_not_python_is_said_without_a_jvm(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text("job = (\n")
+    assert "[file_fails] The file is not valid Python: SyntaxError in line 1." in check(tmp_path / "job.py").stdout
+
+
 def test_a_check_that_changed_something_would_be_noticed(place: Path) -> None:
     before = everything(place)
     fp.SQLite(place / "there.db", table="words").session("wc").preflight(
@@ -176,10 +195,10 @@ def test_a_check_that_changed_something_would_be_noticed(place: Path) -> None:
 def test_a_driver_that_may_be_running_is_noted(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(place)
     file = write(place, 'fp.SQLite(HERE / "out.db", table="lines")')
-    assert "may be running" not in check(file).stdout
-    monkeypatch.setattr(preflight, "_lives", lambda pid: pid == os.getpid())
+    assert "may already be running" not in check(file).stdout
+    monkeypatch.setattr(checks, "_lives", lambda pid: pid == os.getpid())
     done = check(file)
-    assert (0, True) == (done.exit_code, f"may be running (process {os.getpid()})" in done.stdout)
+    assert (0, True) == (done.exit_code, f"may already be running (process {os.getpid()})" in done.stdout)
 
 
 def test_a_job_is_found_by_its_name_by_the_file_that_made_it_and_by_its_checkpoint(place: Path) -> None:
@@ -198,13 +217,14 @@ def test_a_table_that_is_gone_is_missed(place: Path) -> None:
 
 
 def test_times_that_do_not_go_together_are_noted(place: Path) -> None:
-    options = 'fp.Checkpoint(HERE / "checkpoint", timeout="500 ms", min_pause="1 s")'
+    options = 'fp.Checkpoint(HERE / "checkpoint", timeout="500 ms", min_pause="1 s", overlap=True)'
     file = place / "job.py"
     text = RIGHT.format(sink='fp.SQLite(HERE / "out.db", table="lines")', more="")
     file.write_text(text.replace('checkpoint=HERE / "checkpoint"', f"checkpoint={options}"))
     done = check(file)
     assert 0 == done.exit_code
     assert "min_pause (1 s) is not below timeout (0.5 s)" in done.stdout
+    assert "overlap is on: an epoch is committed while Spark runs the next one" in done.stdout
 
 
 @pytest.mark.usefixtures("_impatient")
@@ -214,8 +234,8 @@ def test_a_transaction_that_is_shorter_than_an_epoch_may_take_is_noted(place: Pa
     options = 'fp.Checkpoint(HERE / "checkpoint", timeout="5 minutes")'
     file.write_text(text.replace('checkpoint=HERE / "checkpoint"', f"checkpoint={options}"))
     said = " ".join(check(file).stdout.split())
-    assert "an epoch may take 300 s (timeout), and the brokers drop its transaction after 30 s" in said
-    assert "an epoch and a restart have to fit into it" in said
+    assert "an epoch may take 300 s (timeout), but the brokers abort its transaction after 30 s" in said
+    assert "an epoch plus a restart must fit into it" in said
 
 
 @pytest.mark.parametrize(

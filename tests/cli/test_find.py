@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from fencepost.cli.find import find
+from fencepost.cli.lookup import find
 from fencepost.cli.main import cli
 from fencepost.errors import BadConfig
 from fencepost.observe import registry

@@ -16,13 +16,13 @@ from pathlib import Path
 import click
 import pytest
 
-from fencepost.cli import exits
-from fencepost.cli.exits import Exit
-from fencepost.cli.main import VERBS, cli
+from fencepost.cli import frame
+from fencepost.cli.main import GROUPS, VERBS, cli
 from fencepost.errors import (
     BadConfig,
     CheckpointRefused,
     EpochFailed,
+    Exit,
     Fenced,
     FencepostError,
     GaveUp,
@@ -32,7 +32,7 @@ from fencepost.errors import (
 )
 
 FENCEPOST = [sys.executable, "-m", "fencepost"]
-HEAVY = ("pyspark", "py4j", "pyarrow", "rich", "confluent_kafka")
+HEAVY = ("pyspark", "py4j", "pyarrow", "rich", "confluent_kafka", "kafka")
 
 
 def fencepost(*words: str, **how: object) -> subprocess.CompletedProcess[str]:
@@ -65,22 +65,64 @@ def test_no_verb_needs_spark_to_show_its_help() -> None:
     }
 
 
+def test_help_about_transactions_needs_no_client_of_kafkas() -> None:
+    assert set() == imported_by("tx --help", "tx list --help", "tx settle --help") & {"confluent_kafka", "kafka"}
+
+
 def test_the_probe_sees_what_is_imported() -> None:
     assert {"pyarrow"} <= imported_by("--help", then="import fencepost; fencepost.Job")
 
 
 def test_every_verb_has_the_line_of_help_that_the_list_shows() -> None:
     for name in cli.list_commands(click.Context(cli)):
-        command = getattr(import_module(f"fencepost.cli.{VERBS[name].module}"), name)
+        command = getattr(import_module(f"fencepost.cli.{VERBS[name].module}"), name.replace("-", "_"))
         assert VERBS[name].help == command.help.partition("\n\n")[0].replace("\n", " "), name
 
 
 def test_help_lists_every_verb() -> None:
     done = fencepost("--help")
     assert (0, "") == (done.returncode, done.stderr)
-    listed = {line.split()[0] for line in done.stdout.partition("Commands:")[2].splitlines() if line.startswith("  ")}
+    listed = {line.split()[0] for line in done.stdout.partition("Begin:")[2].splitlines() if line.startswith("  ")}
     assert set(cli.list_commands(click.Context(cli))) <= listed
     assert {"init", "check", "doctor", "savepoint", "rewind", "rescale", "state", "tx", "explain", "demo"} <= listed
+
+
+def test_alone_it_shows_the_verbs_in_groups() -> None:
+    done = fencepost()
+    assert (0, "", fencepost("--help").stdout) == (done.returncode, done.stderr, done.stdout)
+    assert [f"{title}:" for title in GROUPS] == [line for line in done.stdout.splitlines() if line[:-1] in GROUPS]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_is_told_how_to_complete(shell: str) -> None:
+    done = fencepost("completion", shell)
+    assert 0 == done.returncode, done.stderr
+    assert f"_FENCEPOST_COMPLETE={shell}_complete" in done.stdout
+
+
+def test_bash_completes_verbs_options_and_the_names_of_jobs(tmp_path: Path) -> None:
+    def completed(words: str) -> set[str]:
+        told = {"_FENCEPOST_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+        env = {**os.environ, **told, "FENCEPOST_HOME": str(tmp_path)}
+        script = "import sys; sys.argv = ['fencepost']; from fencepost.cli.main import main; main()"
+        done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True)
+        return {line.partition(",")[2] for line in done.stdout.splitlines()}
+
+    registry_home = tmp_path / "checkpoint"
+    registry_home.mkdir()
+    subprocess.run(
+        [sys.executable, "-c", "import sys; from fencepost.observe import registry; registry.note(*sys.argv[1:])",
+         "orders", str(registry_home)],
+        env={**os.environ, "FENCEPOST_HOME": str(tmp_path)}, check=True,
+    )  # fmt: skip
+    assert {"savepoint", "state", "status", "stop"} & completed("fencepost s") == {
+        "savepoint",
+        "state",
+        "status",
+        "stop",
+    }
+    assert {"--savepoint"} <= completed("fencepost stop --sa")
+    assert {"orders"} <= completed("fencepost status ord")
 
 
 def test_versions_are_told_to_people_and_programs() -> None:
@@ -122,7 +164,7 @@ def said(kind: type[FencepostError]) -> FencepostError:
     ],
 )
 def test_every_end_has_its_code(error: BaseException, code: Exit, capsys: pytest.CaptureFixture[str]) -> None:
-    assert code == exits.run(raising(error))
+    assert code == frame.run(raising(error))
     out, err = capsys.readouterr()
     assert not out
     assert bool(err) == (not isinstance(error, SystemExit) or error.code == "why")
@@ -131,7 +173,7 @@ def test_every_end_has_its_code(error: BaseException, code: Exit, capsys: pytest
 
 def test_a_mistake_of_ours_keeps_its_traceback() -> None:
     with pytest.raises(ZeroDivisionError):
-        exits.run(raising(ZeroDivisionError()))
+        frame.run(raising(ZeroDivisionError()))
 
 
 @pytest.mark.parametrize(
@@ -181,11 +223,17 @@ def test_on_a_terminal_the_same_is_said() -> None:
     assert fencepost("explain", "fenced").stdout == shown.replace("\r\n", "\n")
 
 
+@pytest.mark.spark
 def test_ctrl_c_ends_with_130_and_no_traceback(tmp_path: Path) -> None:
     file = tmp_path / "job.py"
-    file.write_text("import pathlib, time\npathlib.Path(__file__).with_name('here').touch()\ntime.sleep(60)\n")
+    # Ctrl-C is heard as on a terminal: what a shell starts in the background ignores it, and so do its children.
+    hears = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    file.write_text(hears + "import pathlib, time\npathlib.Path(__file__).with_name('here').touch()\ntime.sleep(60)\n")
     running = subprocess.Popen(
-        [*FENCEPOST, "check", str(file)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*FENCEPOST, "check", str(file)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     deadline = time.monotonic() + 30
     while not (tmp_path / "here").exists() and time.monotonic() < deadline:

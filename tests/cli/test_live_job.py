@@ -19,7 +19,7 @@ import pytest
 from ended import wait_until
 from streams import drop
 
-from fencepost.observe.pulse import beats
+from fencepost.observe.heartbeat import beats
 
 pytestmark = pytest.mark.spark
 

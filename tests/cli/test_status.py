@@ -16,14 +16,13 @@ from typing import Any
 
 import pytest
 from ended import ended, tree
+from fencepost_proof.stand_in import StandIn
 
+from fencepost.connectors.sqlite.sink import SQLite
 from fencepost.guarantee import Guarantee
 from fencepost.observe import registry
 from fencepost.observe.health import instant
-from fencepost.observe.journal import path_of
-from fencepost.observe.observer import Observer
-from fencepost.prove.stand_in import StandIn
-from fencepost.sinks.sqlite import SQLite
+from fencepost.observe.journal import Observer, path_of
 
 
 def typed(*words: str, **how: Any) -> subprocess.CompletedProcess[str]:
@@ -61,7 +60,7 @@ def test_a_job_that_was_stopped_is_well_and_looking_changes_nothing(stopped: Pat
     before = tree(stopped)
     result = typed("status", str(stopped))
     assert (0, "") == (result.returncode, result.stderr)
-    assert result.stdout.startswith("stand-in: stopped in order, ")
+    assert result.stdout.startswith("stand-in: stopped cleanly, ")
     assert "epoch:       1 complete" in result.stdout
     assert "To go on: fencepost run" in result.stdout
     assert 0 == typed("epochs", "list", str(stopped)).returncode
@@ -73,7 +72,7 @@ def test_a_dead_job_says_that_its_data_is_safe_and_what_to_do(dead: Path) -> Non
     assert (1, "") == (result.returncode, result.stderr)
     assert result.stdout.startswith("stand-in: dead, ")
     assert "1: decided, being committed" in result.stdout
-    assert "Safe: what is decided is finished at the next start" in result.stdout
+    assert "Safe: the next start finishes what is decided" in result.stdout
     assert "Start it again: fencepost run" in result.stdout
 
 
@@ -120,7 +119,7 @@ def test_without_a_journal_the_ledger_is_enough(tmp_path: Path) -> None:
     path_of(root).mkdir(parents=True)
     result = typed("status", str(root))
     assert (0, "") == (result.returncode, result.stderr)
-    assert "stopped in order" in result.stdout
+    assert "stopped cleanly" in result.stdout
     assert "There is no journal" in result.stdout
     listed = json.loads(typed("epochs", "list", str(root), "--json").stdout)["epochs"]
     assert [(0, "complete", 2, {}), (1, "complete", 2, {})] == [
@@ -150,7 +149,7 @@ def test_without_a_name_every_job_of_this_machine_has_a_line(
     assert 1 == result.returncode
     lines = result.stdout.splitlines()
     assert 3 == len(lines)
-    assert {"dead", "stopped in order"} == {line.split("  ")[1].split(",")[0].strip() for line in lines[1:]}
+    assert {"dead", "stopped cleanly"} == {line.split("  ")[1].split(",")[0].strip() for line in lines[1:]}
     said = json.loads(typed("status", "--json").stdout)
     assert {str(dead), str(stopped)} == {one["checkpoint"] for one in said["jobs"]}
     assert "fencepost run /some/job.py" in typed("status", str(dead)).stdout
@@ -189,7 +188,7 @@ def test_epochs_are_listed_with_what_they_held_and_how_long_they_took(stopped: P
     assert "db 2 in 1" in lines[2]
     only = typed("epochs", "list", str(stopped), "--last", "1")
     assert 2 == len(only.stdout.splitlines())
-    assert "1 older ones" in only.stderr
+    assert "1 older epochs" in only.stderr
 
 
 def test_an_epoch_is_shown_with_its_range_its_writer_and_its_steps(stopped: Path) -> None:
@@ -227,7 +226,7 @@ def test_the_weaker_levels_have_epochs_too(level: Guarantee, tmp_path: Path) -> 
 def test_an_epoch_that_nobody_knows_is_refused_with_those_that_are(stopped: Path) -> None:
     result = typed("epochs", "show", str(stopped), "7")
     assert (2, "") == (result.returncode, result.stdout)
-    assert "Known are: 0 to 1" in result.stderr
+    assert "Known epochs: 0 to 1" in result.stderr
 
 
 def test_times_are_written_as_in_the_ledger() -> None:

@@ -7,7 +7,9 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,8 +18,10 @@ from sessions import spark
 from streams import Place
 
 import fencepost as fp
-from fencepost.observe import requests
-from fencepost.observe.pulse import PULSE, this_driver
+from fencepost.admin.savepoint import verify
+from fencepost.observe import commands
+from fencepost.observe.heartbeat import PULSE, this_driver
+from fencepost.store.savepoints import load
 
 __all__ = ["spark"]
 
@@ -74,10 +78,43 @@ def test_a_job_in_a_plain_process_is_stopped_after_its_epoch(spark: Any, place: 
     assert not (place.checkpoint / "fencepost" / "request.json").exists()
 
 
+@pytest.fixture
+def unreaped() -> Iterator[SimpleNamespace]:
+    """A supervisor that ended, and whose own parent (PID 1 of a container, perhaps) has not asked how."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    yield SimpleNamespace(pid=process.pid, beat=lambda: None, is_gone=lambda: False)
+    process.wait()
+
+
+@pytest.mark.spark
+def test_a_supervisor_that_is_a_zombie_is_not_waited_for(
+    spark: Any, place: Place, unreaped: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PULSE, "_parent", unreaped)
+    running = Running(written(place, place.job(spark)))
+    wait_until(lambda: condition(place.checkpoint) == "running")
+    result = typed("stop", str(place.checkpoint), "--timeout", "600s")  # `typed` itself is not that patient
+    assert 0 == result.returncode, result.stderr
+    running.join(20)
+
+
+@pytest.mark.spark
+def test_a_job_is_stopped_with_a_savepoint_of_its_last_epoch(spark: Any, place: Place) -> None:
+    running = Running(written(place, place.job(spark)))
+    wait_until((place.checkpoint / "commits" / "1").exists)
+    wait_until(lambda: condition(place.checkpoint) == "running")
+    result = typed("stop", str(place.checkpoint), "--savepoint")
+    assert 0 == result.returncode, result.stderr
+    running.join(20)
+    made = load(Path(result.stdout.splitlines()[-1]))
+    assert (1, []) == (made.epoch, verify(made))
+
+
 @pytest.mark.spark
 @pytest.mark.parametrize("how", ["run", "start"])
 def test_a_cancelled_job_deletes_its_checkpoint_if_it_was_told_to(how: str, spark: Any, place: Place) -> None:
-    kept = fp.Checkpoint(place.checkpoint, retain="delete_on_cancellation")
+    kept = fp.Checkpoint(place.checkpoint, on_cancel="delete")
     job = written(place, place.job(spark, checkpoint=kept))
     if how == "run":
         Running(job)
@@ -115,7 +152,7 @@ def test_a_driver_that_does_not_heed_is_named_and_the_wish_stays(tmp_path: Path)
     assert 1 == result.returncode
     assert f"Process {os.getpid()} on " in result.stderr
     assert "did not stop within 1s" in result.stderr
-    assert "stop" == requests.find(root, 1)
+    assert "stop" == commands.find(root, 1)
 
 
 def test_there_is_nothing_to_stop_where_nobody_lives(tmp_path: Path) -> None:
@@ -123,9 +160,17 @@ def test_there_is_nothing_to_stop_where_nobody_lives(tmp_path: Path) -> None:
     for verb in ("stop", "cancel"):
         result = typed(verb, str(root))
         assert 1 == result.returncode
-        assert f"There is nothing to {verb}: job stand-in does not run." in result.stderr
+        assert f"There is nothing to {verb}: job stand-in is not running." in result.stderr
         assert "Start it again" in result.stdout
     assert not (root / "fencepost" / "request.json").exists()
+
+
+def test_no_savepoint_is_made_of_what_was_not_stopped(tmp_path: Path) -> None:
+    root = ended(tmp_path, "decide.after=kill@2")
+    result = typed("stop", str(root), "--savepoint")
+    assert 1 == result.returncode
+    assert "No savepoint was made." in result.stderr
+    assert not list(tmp_path.glob("*.savepoints"))
 
 
 def test_a_time_that_is_none_is_refused(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from streams import Place, table
 from fencepost.cli.check import jobs_of
 from fencepost.cli.main import cli
 from fencepost.cli.verify import verify
-from fencepost.sinks.sqlite import SQLite
+from fencepost.connectors.sqlite.sink import SQLite
 
 __all__ = ["spark"]
 
@@ -47,7 +47,7 @@ def test_a_checkpoint_is_compared_with_sparks_log_and_the_rest_is_said_to_be_ope
     result = typed(str(job.checkpoint), "--epochs", "2")
     assert (0, "") == (result.returncode, result.stderr)
     assert "epoch 1–2          agrees      offsets same, commits same; db not asked\n" in result.stdout
-    assert "No sink was asked: give the job's FILE" in result.stdout
+    assert "No sink was asked: name the job's FILE" in result.stdout
 
 
 def test_a_dead_job_says_that_a_start_will_finish_it(job: Small) -> None:

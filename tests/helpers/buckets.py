@@ -5,8 +5,10 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
-from fencepost.prove.rig.s3 import Endpoint
-from fencepost.spark.session import add_jars, finds_class
+from fencepost_proof.rig.s3 import Endpoint
+
+from fencepost.spark.jvm import finds_class
+from fencepost.spark.spark_session import add_jars
 
 
 def reach(spark: Any, endpoint: Endpoint) -> str:

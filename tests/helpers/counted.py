@@ -6,8 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from fencepost.ledger.remote import Remote
-from fencepost.ledger.store import Unanswered
+from fencepost.store.base import Remote, Unanswered
 
 
 class Counted:
@@ -22,6 +21,8 @@ class Counted:
         """Ends of names that are never fetched."""
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)  # a copy of it is asked for these, before it has anything
         self.asked[name] += 1
         return getattr(self.remote, name)
 

@@ -6,14 +6,14 @@ import os
 import time
 from pathlib import Path
 
+from fencepost_proof.stand_in import StandIn
 from killing import wait
 
 from fencepost import faults
+from fencepost.connectors.sqlite.sink import SQLite
 from fencepost.observe.events import Kind
-from fencepost.observe.observer import Observer
-from fencepost.observe.pulse import PULSE, this_driver
-from fencepost.prove.stand_in import StandIn
-from fencepost.sinks.sqlite import SQLite
+from fencepost.observe.heartbeat import PULSE, this_driver
+from fencepost.observe.journal import Observer
 
 
 def ended(folder: Path, fault: str = "", *, journal: bool = True, word: bool = True) -> Path:

@@ -6,6 +6,7 @@ import threading
 from typing import Any
 
 import fencepost as fp
+from fencepost.contract import Capabilities, Session
 
 PATIENCE_S = 60
 
@@ -24,10 +25,10 @@ class Flaky(fp.Sink):
         self._left = at
 
     @property
-    def capabilities(self) -> fp.Capabilities:
+    def capabilities(self) -> Capabilities:
         return self._inner.capabilities
 
-    def session(self, job: str) -> fp.Session:
+    def session(self, job: str) -> Session:
         session = self._inner.session(job)
         setattr(session, self._method, self._instead(getattr(session, self._method)))
         return session

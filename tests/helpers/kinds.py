@@ -10,9 +10,9 @@ from typing import Any
 from streams import Place, drop_json
 
 import fencepost as fp
-from fencepost.checkpoints.reader import read
-from fencepost.checkpoints.savepoint import create
-from fencepost.spark.session import settings
+from fencepost.admin.savepoint import create
+from fencepost.spark.spark_session import settings
+from fencepost.store.ledger import read
 
 SOON = {"spark.sql.streaming.stateStore.minDeltasForSnapshot": "2"}
 """Snapshots after two epochs instead of ten."""
@@ -24,7 +24,7 @@ def counting(place: Place, spark: Any) -> fp.Job:
 
 
 def on_the_heap(place: Place, spark: Any) -> fp.Job:
-    return place.counting(spark, state=fp.FileSystem())
+    return place.counting(spark, state=fp.FileSystemState())
 
 
 def joining(place: Place, spark: Any) -> fp.Job:
@@ -52,7 +52,7 @@ def keyed(place: Place, spark: Any) -> fp.Job:
 
     job = place.job(spark)
     words = place.text(job).selectExpr("explode(split(value, ' ')) AS word")
-    counts = fp.map_with_state(words, by="word", state="n BIGINT", output="word STRING, n BIGINT")(count)
+    counts = fp.map_with_state(words, count, by="word", state="n BIGINT", output="word STRING, n BIGINT")
     return job.write(counts, fp.SQLite(place.database, table="seen"))
 
 
@@ -109,9 +109,9 @@ def settled(query: Any) -> bool:
 def has_snapshots(checkpoint: Path) -> bool:
     """Is there one in every store?"""
     folders = {file.parent for end in ("delta", "changelog") for file in checkpoint.glob(f"state/**/[0-9]*.{end}")}
-    return bool(folders) and all(
-        any(folder.glob("[0-9]*.zip.crc")) or any(folder.glob("*.snapshot")) for folder in folders
-    )
+    summed = any(checkpoint.glob("state/**/[0-9]*.changelog.crc"))  # then of each snapshot, too, a moment after it
+    zipped = "[0-9]*.zip.crc" if summed else "[0-9]*.zip"
+    return bool(folders) and all(any(folder.glob(zipped)) or any(folder.glob("*.snapshot")) for folder in folders)
 
 
 def _until(holds: Callable[[], bool], deadline: float, query: Any) -> None:

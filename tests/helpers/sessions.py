@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from fencepost_proof.rig.jars import SPARK_KAFKA, RigFailed, fetch
 
-from fencepost.prove.rig.jars import SPARK_KAFKA, RigFailed, fetch
-from fencepost.spark.session import make_session
+from fencepost.spark.spark_session import make_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

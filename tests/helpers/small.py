@@ -13,12 +13,13 @@ import pyarrow as pa
 from killing import wait
 
 from fencepost import faults
-from fencepost.checkpoints.verified import Verified
-from fencepost.checkpoints.verify import verify
-from fencepost.driver import Driver, Plan
+from fencepost.admin.verify import Verified, compare
+from fencepost.config import Checkpoint, RunConfig
+from fencepost.contract import Sink
 from fencepost.guarantee import Guarantee
-from fencepost.ledger import LocalStore
-from fencepost.sinks.contract import Sink
+from fencepost.observe.journal import Observer
+from fencepost.runtime.driver import Driver, Plan
+from fencepost.store import LocalStore
 
 SCHEMA = pa.schema([("id", pa.int64()), ("value", pa.int64()), ("sum", pa.int64())])
 SNAPSHOT = 'v1\n{"nextBatchWatermarkMs":0}'
@@ -32,7 +33,10 @@ class Small:
     sinks: Mapping[str, Sink]
     keep: int = 100
     guarantee: Guarantee = Guarantee.EXACTLY_ONCE
-    sinks_changed: bool = False
+    allow_sink_changes: bool = False
+    overlap: bool = False
+    observer: Observer | None = None
+    """Without one there is no journal."""
 
     @property
     def checkpoint(self) -> Path:
@@ -43,14 +47,18 @@ class Small:
         names = self.sinks
         driver = Driver(
             Plan(
-                job="small",
+                config=RunConfig(
+                    job="small",
+                    checkpoint=Checkpoint(self.checkpoint, overlap=self.overlap),
+                    guarantee=self.guarantee,
+                    allow_sink_changes=self.allow_sink_changes,
+                ),
                 store=LocalStore(self.checkpoint),
                 sinks=names,
                 schemas=dict.fromkeys(names, SCHEMA),
                 modes=dict.fromkeys(names, "append"),
-                guarantee=self.guarantee,
                 keep=self.keep,
-                sinks_changed=self.sinks_changed,
+                observer=self.observer,
             )
         )
         driver.recover()
@@ -81,7 +89,7 @@ class Small:
         assert -9 == wait(pid)
 
     def verify(self, **changes: Any) -> Verified:
-        return verify(self.checkpoint, **{"sinks": self.sinks, **changes})
+        return compare(self.checkpoint, **{"sinks": self.sinks, **changes})
 
     def _log(self, log: str, number: int, text: str) -> None:
         folder = self.checkpoint / log

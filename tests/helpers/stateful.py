@@ -12,7 +12,7 @@ from typing import Any
 
 from small import Small
 
-from fencepost.checkpoints.sums import HADOOP_EVERY, HADOOP_MAGIC, crc32c_of
+from fencepost.store.parts import HADOOP_EVERY, HADOOP_MAGIC, crc32c_of
 
 PARTITIONS = 3
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
@@ -12,19 +13,22 @@ from typing import Any
 
 import pyarrow as pa
 from confluent_kafka import KafkaException, Producer
+from fencepost_proof.rig.kafka import Broker
+from fencepost_proof.rig.process import until
+from fencepost_proof.stand_in import StandIn
 from killing import PER_EPOCH, Scene
 from topics import read
 
 import fencepost as fp
-from fencepost.kafka_servers import Servers
-from fencepost.prove.rig.kafka import Broker
-from fencepost.prove.rig.process import until
-from fencepost.prove.stand_in import StandIn
-from fencepost.sinks.contract import Sink
-from fencepost.sinks.kafka import ids
-from fencepost.sinks.kafka.coordinator import ONGOING, Coordinator, Transaction
+from fencepost.connectors.kafka.coordinator import Coordinator
+from fencepost.connectors.kafka.fate import ONGOING, Transaction, owner_of
+from fencepost.connectors.kafka.servers import Servers
+from fencepost.contract import Sink
 
 SCHEMA = pa.schema([("k", pa.string()), ("v", pa.int64())])
+
+
+MARKERS_S = 0.5
 
 
 def table(*values: int, **more: list[Any]) -> pa.Table:
@@ -33,8 +37,19 @@ def table(*values: int, **more: list[Any]) -> pa.Table:
 
 
 def seen(broker: Broker, topic: str, isolation: str = "read_committed") -> list[int]:
-    """The values that a reader sees, sorted."""
-    return sorted(json.loads(message.value())["v"] for message in read(broker.servers, topic, isolation))
+    """The values that a reader sees, sorted.
+
+    A commit is answered before its markers are in every partition: what is not seen at once is looked for a while.
+    """
+
+    def values(isolation: str) -> list[int]:
+        return sorted(json.loads(message.value())["v"] for message in read(broker.servers, topic, isolation))
+
+    end = time.monotonic() + MARKERS_S
+    found = values(isolation)
+    while isolation == "read_committed" and time.monotonic() < end and found != values("read_uncommitted"):
+        found = values(isolation)
+    return found
 
 
 @contextmanager
@@ -56,7 +71,7 @@ def describe(broker: Broker, name: str) -> Transaction | None:
 def open_of(broker: Broker, sink: Sink) -> list[str]:
     """The transactions that are open for a sink; its name has to be its own."""
     with asking(broker) as coordinator:
-        owned = [ids.read(name) for name in coordinator.open_ids()]
+        owned = [owner_of(name) for name in coordinator.open_ids()]
     return [one.id for one in owned if one is not None and one.sink == sink.name]
 
 

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 from buckets import reach
+from fencepost_proof.rig.hdfs import Hdfs
+from fencepost_proof.rig.s3 import S3
 from sessions import spark
-
-from fencepost.prove.rig.hdfs import Hdfs
-from fencepost.prove.rig.s3 import S3
 
 __all__ = ["spark"]
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 from buckets import reach
+from fencepost_proof.rig.process import until
+from fencepost_proof.rig.s3 import S3
+from fencepost_proof.rig.s3_door import S3Door
 from py4j.protocol import Py4JJavaError
 from pyspark.sql.functions import col
 
-from fencepost.prove.rig.process import until
-from fencepost.prove.rig.s3 import S3
-from fencepost.prove.rig.s3_door import S3Door
-from fencepost.spark.session import FORMATS, keeping, settings
+from fencepost.spark.spark_session import FORMATS, keeping, settings
 
 pytestmark = pytest.mark.spark
 
@@ -195,7 +195,7 @@ def test_a_query_with_state_runs_and_goes_on(spark: Any, door: S3Door) -> None:
     def through(epoch: int) -> int:
         """Run until an epoch is committed, or more; which one was the last."""
         writer = counts.writeStream.format("memory").queryName("counts").outputMode("complete")
-        with settings(spark, {SETTING: "fencepost.ExclusiveFiles", **FORMATS, **keeping(2)}):
+        with settings(spark, {SETTING: "fencepost.ExclusiveFiles", **FORMATS, **keeping(2, FORMATS)}):
             query = writer.option("checkpointLocation", checkpoint).start()
         try:
             until(lambda: query.exception() or (query.lastProgress or {"batchId": -1})["batchId"] >= epoch, "epochs")

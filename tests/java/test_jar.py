@@ -20,6 +20,13 @@ def test_the_sources_compile_to_the_jar(require: Callable[[str], None]) -> None:
     assert (0, "") == (built.returncode, built.stderr)
 
 
+def test_only_classes_for_remote_checkpoints_name_what_spark_moved() -> None:
+    """Spark 4.1 moved its streaming to other packages: a class that names one does not link on 4.0, and is not used."""
+    with zipfile.ZipFile(JAR) as jar:
+        named = {name for name in jar.namelist() if b"org/apache/spark/sql/execution/streaming/" in jar.read(name)}
+    assert {"ExclusiveFiles", "ObjectFiles", "OwnedFiles"} == {Path(name).stem.split("$")[0] for name in named}
+
+
 def test_the_jar_is_small_and_holds_our_package_only() -> None:
     assert JAR.stat().st_size <= 200_000
     with zipfile.ZipFile(JAR) as jar:

@@ -13,12 +13,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from buckets import reach
+from fencepost_proof.rig.s3 import S3
+from fencepost_proof.rig.s3_door import Answer, S3Door
 from pyspark.errors import StreamingQueryException
 from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql.functions import col, expr, raise_error, when
-
-from fencepost.prove.rig.s3 import S3
-from fencepost.prove.rig.s3_door import Answer, S3Door
 
 pytestmark = pytest.mark.spark
 
@@ -116,6 +115,39 @@ def test_rows_reach_the_store_and_those_of_small_partitions_this_machine_too(sta
     together = files[-1]["file"]
     assert [together] == [copy.name for copy in staged.copies.iterdir()], "a task's file is not the driver's to keep"
     assert (staged.copies / together).read_bytes() == staged.read(together)
+
+
+@pytest.mark.parametrize("width", [1 << 20, 300_000])
+def test_a_batch_of_wide_rows_is_as_small_as_others(spark: Any, tmp_path: Path, width: int) -> None:
+    """A batch is in the memory of a task, and later of the driver: 128 rows of 4 MB must not be one."""
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "lines").write_text("x\n" * 40)
+    frame = spark.readStream.text(str(tmp_path / "source")).select(expr(f"repeat(value, {width})").alias("wide"))
+    with Staged(spark, "", tmp_path).told() as told:
+        writer = frame.writeStream.format("fencepost.EpochSink").trigger(availableNow=True)
+        writer = writer.option("token", "token").option("staged", f"file://{tmp_path}/staged")
+        writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start().awaitTermination()
+    [file] = told.files
+    data = (tmp_path / "staged" / file["file"]).read_bytes()
+    assert (file["bytes"], file["sum"]) == (len(data), hashlib.sha256(data).hexdigest())
+    batches = list(pa.ipc.open_stream(data))
+    assert 40 == sum(batch.num_rows for batch in batches) == file["rows"]
+    assert max(batch.nbytes for batch in batches) <= (5 << 20) + width
+
+
+def test_files_are_in_the_order_of_the_partitions(spark: Any, tmp_path: Path) -> None:
+    staged = Staged(spark, f"file://{tmp_path}/staged", tmp_path)
+    with staged.told() as told:
+        frame = spark.readStream.format("rate-micro-batch").options(rowsPerBatch=120_000, numPartitions=4).load()
+        rows = frame.selectExpr("spark_partition_id() AS task", "value", "lpad(value, 200, '.') AS text")
+        writer = rows.where("task = 1 OR value < 40").writeStream.format("fencepost.EpochSink")
+        writer = writer.option("token", "token").option("staged", staged.folder)
+        query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
+        query.awaitTermination()
+    assert [10, 30_000, 20] == [file["rows"] for file in told.files]
+    found = [pa.ipc.open_stream(staged.read(file["file"])).read_all() for file in told.files]
+    places = [(row["task"], row["value"]) for table in found for row in table.select(["task", "value"]).to_pylist()]
+    assert places == sorted(places)
 
 
 def test_a_task_that_breaks_leaves_no_file(staged: Staged) -> None:

@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fencepost_proof.rig.postgres import Postgres
 from streams import Place
 
 import fencepost as fp
 from fencepost.errors import EpochFailed, FencepostError
 from fencepost.observe import registry
 from fencepost.observe.events import Event
-from fencepost.observe.logs import JsonFormatter
-from fencepost.prove.rig.postgres import Postgres
+from fencepost.observe.journal import JsonFormatter
 
 pytestmark = pytest.mark.spark
 
@@ -154,7 +154,7 @@ SINKS: Mapping[str, Callable[[], fp.Sink]] = {
     "postgres": lambda: fp.Postgres("t", dsn=f"postgresql://u:{urllib.parse.quote(PASSWORD, safe='')}@127.0.0.1:1/d"),
     "mysql": lambda: fp.MySQL("t", host="127.0.0.1", port=1, user="u", password=PASSWORD, database="d"),
     "redis": lambda: fp.Redis(
-        f"redis://u:{urllib.parse.quote(PASSWORD, safe='')}@127.0.0.1:1/0", key="value", prefix="t:"
+        f"redis://u:{urllib.parse.quote(PASSWORD, safe='')}@127.0.0.1:1/0", key="value", unique_key=True, prefix="t:"
     ),
 }
 

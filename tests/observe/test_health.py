@@ -6,18 +6,20 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ended import ended
+from fencepost_proof.rig.process import until
 
 from fencepost.errors import CheckpointRefused
-from fencepost.observe import pulse
+from fencepost.observe import heartbeat
 from fencepost.observe.events import Event, Kind
 from fencepost.observe.health import instant, look
+from fencepost.observe.heartbeat import PULSE, Beat, Pulse, this_driver
 from fencepost.observe.journal import Journal, path_of
-from fencepost.observe.pulse import PULSE, Beat, this_driver
 
 ME = os.getpid()
 
@@ -28,6 +30,15 @@ def nobody() -> int:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
     return process.pid
+
+
+@pytest.fixture
+def zombie() -> Iterator[int]:
+    """A process that ended, and whose parent has not asked how."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    yield process.pid
+    process.wait()
 
 
 def note(root: Path, kind: Kind, ago: float = 0.0, **facts: Any) -> None:
@@ -89,11 +100,12 @@ def test_the_last_word_of_a_job_without_a_pulse_says_how_it_is(
     kind: Kind, facts: dict[str, Any], condition: str, tmp_path: Path, nobody: int
 ) -> None:
     root = ended(tmp_path, word=False)
-    for beat in pulse.beats(root):
+    for beat in heartbeat.beats(root):
         (root / "fencepost" / "pulse" / f"{beat.host}-{beat.pid}.json").unlink()
     note(root, kind, **{name: nobody if value == "nobody" else value for name, value in facts.items()})
     # None of these is about the life of the job.
     note(root, Kind.FENCED, writer=0, code="fenced")
+    note(root, Kind.FENCED, code="supervisor_gone")
     note(root, Kind.SPAWNED, what="standby", process=nobody)
     note(root, Kind.CALLBACK_FAILED, what="x")
     assert condition == look(root).condition
@@ -106,23 +118,26 @@ def test_the_last_word_of_a_job_without_a_pulse_says_how_it_is(
         (ME, "operator", "failed"),
         (None, "engine", "failed"),
         ("nobody", "engine", "failed"),
+        ("zombie", "engine", "failed"),
     ],
+    ids=("lives", "lives-operator", "none", "gone", "zombie"),
 )
 def test_a_driver_that_failed_under_a_supervisor_is_not_given_up_yet(
-    supervisor: Any, reason: str, condition: str, tmp_path: Path, nobody: int
+    supervisor: Any, reason: str, condition: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     root = ended(tmp_path)
-    note(root, Kind.STARTED, writer=1, supervisor=nobody if supervisor == "nobody" else supervisor)
+    process = request.getfixturevalue(supervisor) if isinstance(supervisor, str) else supervisor
+    note(root, Kind.STARTED, writer=1, supervisor=process)
     note(root, Kind.FAILED, writer=1, code="spark_failed", reason=reason)
     assert condition == look(root).condition
 
 
 def test_a_pulse_is_proof_whatever_the_journal_says(tmp_path: Path) -> None:
     root = ended(tmp_path)
-    PULSE.add(str(root), lambda: this_driver("stand-in", 1, 1))
+    PULSE.add(str(root), lambda: this_driver("stand-in", 1, 1, rest_s=0.05))
     try:
         found = look(root)
-        assert ("running", ME, None) == (found.condition, found.pid, found.supervisor)
+        assert ("running", ME, None, 0.05) == (found.condition, found.pid, found.supervisor, found.rest_s)
     finally:
         PULSE.remove(str(root))
     assert "stopped" == look(root).condition
@@ -200,3 +215,36 @@ def test_a_journal_of_nonsense_is_no_journal(tmp_path: Path) -> None:
     root = ended(tmp_path)
     path_of(root).write_bytes(b"8\n{}\n[]\n" + os.urandom(5000))
     assert "stopped" == look(root).condition
+
+
+def test_an_engine_that_does_not_answer_stops_the_beats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeat, "EVERY_S", 0.02)
+    said: list[int] = []
+    engine = ["there"]
+
+    def living() -> Beat:
+        said.append(len(said))
+        return this_driver("orders", 4, 7)
+
+    mine = Pulse()
+    mine.ask_engine = lambda: (engine.index("there"), None)[1]  # raises where it is not
+    (tmp_path / "fencepost").mkdir()
+    mine.add(str(tmp_path), living)
+    until(lambda: len(said) > 3, "it beats")
+    engine.clear()
+    time.sleep(0.3)
+    last = len(said)
+    time.sleep(0.3)
+    mine.remove(str(tmp_path))
+    assert last == len(said)
+
+
+def test_a_job_tells_the_heartbeat_and_the_stores_of_spark_without_importing_it() -> None:
+    code = (
+        "from fencepost.observe.heartbeat import PULSE; from fencepost.store import path; before = PULSE.ask_engine\n"
+        "import sys, fencepost.job; from fencepost.spark import spark_session; assert 'pyspark' not in sys.modules\n"
+        "assert PULSE.ask_engine is spark_session.ask_jvm is not before\n"
+        "assert path._provider is spark_session._hadoop\n"
+        "PULSE.ask_engine(); assert path._provider() is None"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

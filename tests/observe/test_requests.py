@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fencepost.observe import requests
+from fencepost.observe import commands
 from fencepost.observe.events import Event, Kind
 from fencepost.observe.journal import Journal
 
@@ -23,43 +23,43 @@ def took_over(root: Path, writer: int) -> None:
 
 
 def test_a_wish_is_for_the_writer_that_it_names_and_for_no_later_one(root: Path) -> None:
-    requests.leave(root, "stop", 4)
-    assert ("stop", None, None) == (requests.find(root, 4), requests.find(root, 5), requests.find(root, 3))
-    requests.take_back(root, 5)
-    assert "stop" == requests.find(root, 4)
-    requests.take_back(root, 4)
-    assert None is requests.find(root, 4)
+    commands.leave(root, "stop", 4)
+    assert ("stop", None, None) == (commands.find(root, 4), commands.find(root, 5), commands.find(root, 3))
+    commands.take_back(root, 5)
+    assert "stop" == commands.find(root, 4)
+    commands.take_back(root, 4)
+    assert None is commands.find(root, 4)
 
 
 def test_between_two_drivers_the_wish_for_the_last_one_counts(root: Path) -> None:
     took_over(root, 4)
-    assert None is requests.find_between(root)
-    requests.leave(root, "cancel", 4)
-    assert "cancel" == requests.find_between(root)
+    assert None is commands.find_between(root)
+    commands.leave(root, "cancel", 4)
+    assert "cancel" == commands.find_between(root)
     took_over(root, 9)
-    assert None is requests.find_between(root)
+    assert None is commands.find_between(root)
     took_over(root, 2)  # after a rewind
-    requests.leave(root, "stop", 2)
-    assert "stop" == requests.find_between(root)
+    commands.leave(root, "stop", 2)
+    assert "stop" == commands.find_between(root)
 
 
 def test_a_start_sweeps_away_what_was_asked_of_those_before(root: Path) -> None:
     took_over(root, 4)
-    requests.leave(root, "stop", 4)
-    requests.clear(root)
-    requests.clear(root)
-    assert None is requests.find_between(root)
+    commands.leave(root, "stop", 4)
+    commands.clear(root)
+    commands.clear(root)
+    assert None is commands.find_between(root)
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"wish": "dance", "writer": 4}', '{"writer": 4}', "\0"])
 def test_what_is_no_wish_is_none(text: str, root: Path) -> None:
     (root / "fencepost" / "request.json").write_text(text)
-    assert None is requests.find(root, 4)
+    assert None is commands.find(root, 4)
 
 
 def test_a_checkpoint_that_is_gone_asks_nothing(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
-    requests.clear(gone)
-    requests.take_back(gone, 1)
-    assert (None, None) == (requests.find(gone, 1), requests.find_between(gone))
+    commands.clear(gone)
+    commands.take_back(gone, 1)
+    assert (None, None) == (commands.find(gone, 1), commands.find_between(gone))
     assert not os.path.lexists(gone)

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from fencepost.errors import Fenced
+from fencepost.errors import CheckpointRefused, Fenced
 from fencepost.protocol import effects as e
-from fencepost.protocol.append import Book, append, new_ledger, read_ledger, try_append
-from fencepost.protocol.epoch import decide
+from fencepost.protocol.append import Book, append, check_readable, new_ledger, read_ledger, try_append
+from fencepost.protocol.epoch import check_not_replaced, decide, run_plainly
+from fencepost.protocol.format import seal, unseal
 from fencepost.protocol.records import Body, Epoch, Lineage, Number, Sealed, Writer, WriterNumber
 
 
@@ -52,7 +53,7 @@ class Store:
 
 
 def clock() -> str:
-    return ""
+    return "noon"
 
 
 def writer(start: str) -> Body:
@@ -63,9 +64,17 @@ def test_a_driver_whose_number_is_taken_is_fenced() -> None:
     store = Store()
     old = store.driver("old")
     store.driver("new")
-    with pytest.raises(Fenced, match="replaced by writer 2"):
+    with pytest.raises(Fenced, match="replaced by writer 2: process 1 on host, which took over at noon"):
         store.run(append(old, Sealed("x", Epoch(0), "again"), "seal"))
     assert [0, 1, 2] == sorted(store.records)
+
+
+def test_a_driver_that_appends_nothing_is_fenced_before_it_writes() -> None:
+    store = Store()
+    old = store.driver("old")
+    store.driver("new")
+    with pytest.raises(Fenced, match="replaced by writer 2"):
+        store.run(run_plainly(old, Epoch(0)))
 
 
 def test_a_record_in_a_hole_that_retention_left_fences_its_driver() -> None:
@@ -150,3 +159,26 @@ def _taken_over_after_the_record(store: Store, step: e.Step[Any]) -> e.Step[Any]
         answer = yield effect
         if isinstance(effect, e.Create):
             store.driver("new")
+
+
+def test_a_driver_that_was_replaced_by_one_of_a_newer_fencepost_is_fenced() -> None:
+    store = Store()
+    old = store.driver("old")
+    store.driver("new")
+    store.records[2] = seal({**unseal(store.records[2]), "format": 2, "fencepost": "9.1.0"})
+    for step in (append(old, Sealed("x", Epoch(0), "again"), "seal"), check_not_replaced(old)):
+        with pytest.raises(Fenced, match="a newer fencepost"):
+            store.run(step)
+    assert [0, 1, 2] == sorted(store.records)
+
+
+def test_a_ledger_that_a_newer_fencepost_has_written_to_is_refused_by_its_newest_record() -> None:
+    store = Store()
+    store.driver("old")
+    store.run(check_readable("l"))
+    store.records[1] = seal({**unseal(store.records[1]), "format": 2, "fencepost": "9.1.0"})
+    for step in (check_readable("l"), read_ledger("l", "job")):
+        with pytest.raises(CheckpointRefused, match="newer_format"):
+            store.run(step)
+    store.records[1] = b"torn"
+    store.run(check_readable("l"))  # whoever reads all of it says what is wrong

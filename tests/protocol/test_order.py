@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from fencepost.protocol import order
+from fencepost.protocol.format import digest
 from fencepost.protocol.order import IllegalOrder, State, advance, begin, fold, oldest_needed
 from fencepost.protocol.records import (
     NOTHING_BEFORE,
@@ -142,3 +146,26 @@ def test_a_ledger_without_its_retired_records_says_the_same() -> None:
 def test_retention_counts_no_decision_that_may_still_be_voided() -> None:
     assert Number(1) == oldest_needed(STATES["1 open"], keep=1)
     assert Number(3) == oldest_needed(STATES["1 done"], keep=1)
+
+
+@pytest.mark.parametrize("many", [2, 3, 5])
+def test_a_long_ledger_reads_like_a_short_one(monkeypatch: pytest.MonkeyPatch, many: int) -> None:
+    """Decisions that are put aside come back, but for those that retention or a void took."""
+    void = Void(Epoch(5), Number(7), ())
+    records = chain((WRITER, *map(decision, range(6)), void, *map(decision, range(5, 9)), Done(Epoch(8))))
+    cut = [(replace(record, oldest=Number(4)) if record.number > 9 else record) for record, _ in records]
+    short = linked(cut)
+    expected = fold(short)
+    assert [2, 3, 4, 5, 6, 9, 10, 11, 12] == [number for number, _ in fold(records).decisions]
+    assert [4, 5, 6, 9, 10, 11, 12] == [number for number, _ in expected.decisions]
+    monkeypatch.setattr(order, "MANY", many)
+    assert expected == fold(short)
+
+
+def linked(records: list[Record]) -> list[tuple[Record, bytes]]:
+    """Each with the sum of the one before it."""
+    found: list[tuple[Record, bytes]] = []
+    for record in records:
+        one = replace(record, previous=digest(found[-1][1])) if found else record
+        found.append((one, encode(one)))
+    return found

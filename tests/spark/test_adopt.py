@@ -8,6 +8,7 @@ import pytest
 from streams import Place
 
 import fencepost as fp
+from fencepost.connectors.files.source import FOREVER
 from fencepost.errors import CheckpointRefused
 
 pytestmark = pytest.mark.spark
@@ -15,7 +16,7 @@ pytestmark = pytest.mark.spark
 
 def counts(spark: Any, place: Place) -> Any:
     """A writer of word counts, as a plain job has it."""
-    words = spark.readStream.option("maxFilesPerTrigger", 1).text(str(place.input))
+    words = spark.readStream.option("maxFilesPerTrigger", 1).option("maxFileAge", FOREVER).text(str(place.input))
     words = words.selectExpr("explode(split(value, ' ')) AS word")
     return words.groupBy("word").count().writeStream.outputMode("update").trigger(availableNow=True)
 

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fencepost_proof.rig.jars import pyspark_home
+from fencepost_proof.rig.standalone import Standalone
 
-from fencepost import faults, shipped
-from fencepost.observe.pulse import beats
-from fencepost.prove.rig.spark import pyspark_home
-from fencepost.prove.rig.standalone import Standalone
+from fencepost import faults
+from fencepost.observe.heartbeat import beats
 
 pytestmark = pytest.mark.spark
 
@@ -136,7 +136,7 @@ def test_spark_submit_with_the_wheel_runs_a_job_where_no_fencepost_is_installed(
     assert f"{wheel}/fencepost/__init__.py\n{standalone.url}" == (place.folder / "from").read_text()
 
 
-@pytest.mark.long  # tests/prove/test_kill_cluster.py kills drivers on a cluster, too
+@pytest.mark.long  # tests/proof/test_kill_cluster.py kills drivers on a cluster, too
 def test_a_driver_that_is_killed_is_started_again_on_the_cluster_that_the_command_line_names(
     standalone: Standalone, place: Place
 ) -> None:
@@ -211,18 +211,6 @@ def test_a_checkpoint_that_executors_do_not_share_is_refused(standalone: Standal
     assert 2 == place.run(sys.executable, "-m", "fencepost", "run", *options, JOB, place.folder), place.log[-5000:]
     assert "[checkpoint_not_shared] The executor on worker-" in place.log
     assert not (place.folder / "ck").exists()
-
-
-def test_the_package_as_one_zip_has_all_modules_and_imports_without_a_folder(tmp_path: Path) -> None:
-    code = "import fencepost.job, fencepost.spark.session as s, fencepost; print(fencepost.__file__, s.JAR.exists())"
-    done = subprocess.run(
-        [bare_python(tmp_path), "-c", code],
-        env={**os.environ, "PYTHONPATH": str(shipped.archive())},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert f"{shipped.archive()}/fencepost/__init__.py True\n" == done.stdout
 
 
 @pytest.mark.long

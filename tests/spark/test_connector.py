@@ -8,76 +8,127 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pyspark
 import pytest
 from confluent_kafka import Producer
+from fencepost_proof.rig.jars import SPARK_KAFKA, fetch, java
+from fencepost_proof.rig.kafka import Broker
 from streams import Place, drop, table
 
 import fencepost as fp
+from fencepost.connectors.kafka.servers import Servers
+from fencepost.connectors.kafka.sink import TESTED
 from fencepost.errors import BadConfig
-from fencepost.kafka_servers import Servers
-from fencepost.prove.rig.jars import SPARK_KAFKA, fetch, java
-from fencepost.prove.rig.kafka import Broker
+from fencepost.observe.terminal import Tell, nobody
 from fencepost.spark import connector
+from fencepost.spark.spark_session import SUPPORTED
 
 pytestmark = [pytest.mark.spark]
 
+KAFKA = fp.Kafka.package
 PACKAGE = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.3.0"
-
-
-@pytest.mark.parametrize(
-    ("conf", "expected"),
-    [
-        ({}, {"spark.jars.packages": PACKAGE}),
-        ({"a": "b"}, {"a": "b", "spark.jars.packages": PACKAGE}),
-        ({"spark.jars.packages": "x:y:1"}, {"spark.jars.packages": f"x:y:1,{PACKAGE}"}),
-        ({"spark.jars": "z.jar"}, {"spark.jars": "z.jar", "spark.jars.packages": PACKAGE}),
-    ],
-)
-def test_a_session_that_we_make_gets_the_connector_of_its_spark(conf: dict[str, str], expected: dict[str, str]) -> None:
-    assert expected == connector.with_package(conf, "4.3.0")
-
-
-@pytest.mark.parametrize(
-    "conf",
-    [
-        {"spark.jars.packages": "org.apache.spark:spark-sql-kafka-0-10_2.13:4.3.1"},
-        {"spark.jars": "lib/spark-sql-kafka-0-10_2.13-4.3.0.jar"},
-        {"spark.driver.extraClassPath": "lib/spark-sql-kafka-0-10_2.13-4.3.0.jar"},
-    ],
-)
-def test_a_connector_that_the_user_names_is_the_one(conf: dict[str, str]) -> None:
-    assert conf == connector.with_package(conf, "4.3.0")
-
-
-def test_a_connector_named_for_the_shell_is_the_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", f"--packages {PACKAGE} pyspark-shell")
-    assert {} == connector.with_package({}, "4.3.0")
-
-
-def test_a_connector_beside_sparks_own_jars_is_the_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
-    assert PACKAGE in connector.with_package({}, "4.3.0").values()
-    (tmp_path / "jars").mkdir()
-    (tmp_path / "jars/spark-sql-kafka-0-10_2.13-4.3.0.jar").touch()
-    assert {} == connector.with_package({}, "4.3.0")
 
 
 @pytest.mark.parametrize("version", ["4.3.0", "4.3.0-vendor-1", "4.3.0.dev0"])
 def test_a_vendors_spark_takes_the_plain_connector(version: str) -> None:
-    assert PACKAGE == connector.coordinate(version)
+    assert PACKAGE == connector.coordinate(KAFKA, version)
 
 
 def test_a_session_of_the_users_without_it_is_told_the_line(
     spark: Any, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connector, "PROVIDER", "org.example.NotThere")
+    monkeypatch.setattr(fp.Kafka, "package", replace(KAFKA, provider="org.example.NotThere"))
     with pytest.raises(BadConfig) as caught:
         place.job(spark).read(fp.Kafka("lines", servers="127.0.0.1:1"))
     assert ("no_connector", "job") == (caught.value.code, caught.value.where.job)
-    assert f"spark-submit --packages {connector.coordinate(spark.version)}" in caught.value.next
+    assert f"spark-submit --packages {','.join(connector.known(KAFKA, spark.version))}" in caught.value.next
+
+
+class Resolver:
+    """In place of Spark's: has some packages, and remembers what it was asked for."""
+
+    def __init__(self, *there: str) -> None:
+        self.there = there
+        self.asked: list[tuple[str, ...]] = []
+
+    def __call__(self, spark: Any, names: tuple[str, ...]) -> list[str]:
+        self.asked.append(tuple(names))
+        return list(names) if set(names) <= set(self.there) else []
+
+
+@pytest.fixture
+def resolver(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Resolver, list[str]]]:
+    """What `bring` asks for, and what it says, where these packages can be had and none was had before."""
+
+    def brought(
+        *there: str, version: str = "4.3.0", cached: str = "", tell: Tell = nobody
+    ) -> tuple[Resolver, list[str]]:
+        made, said = Resolver(*there), []
+        added: list[str] = []
+        monkeypatch.setattr(connector, "_resolved", made)
+        monkeypatch.setattr(connector, "_is_cached", lambda spark, name: name == cached)
+        monkeypatch.setattr(connector.spark_session, "add_jars", lambda spark, jars: not added.extend(jars))
+        monkeypatch.setattr(connector.jvm, "finds_class", lambda spark, name: bool(added))
+        connector.bring(KAFKA, SimpleNamespace(version=version), "job", ours=True, say=said.append, tell=tell)
+        return made, said
+
+    return brought
+
+
+def test_the_connector_of_this_very_spark_is_taken_and_only_a_download_is_told(resolver: Any) -> None:
+    made, said = resolver(PACKAGE, cached=PACKAGE)
+    assert ([(PACKAGE,)], []) == (made.asked, said)
+    told: list[str] = []
+    made, said = resolver(PACKAGE, tell=lambda what, done, total: told.append(what))
+    assert ([(PACKAGE,)], [f"Downloading {PACKAGE}"]) == (made.asked, told)
+    assert [f"downloaded {PACKAGE}: 1 jars, 0.0 MB, 0 s"] == said
+
+
+def test_where_it_cannot_be_had_the_one_that_is_known_to_work_is_taken_and_named(resolver: Any) -> None:
+    made, said = resolver(*TESTED)
+    assert [(PACKAGE,), TESTED] == made.asked
+    assert f"Kafka: using {TESTED[0]}, which works with Spark 4.3.0; {PACKAGE} could not be had" == said[-1]
+
+
+def test_what_was_downloaded_before_is_taken_without_asking_the_network(resolver: Any) -> None:
+    made, _ = resolver(*TESTED, PACKAGE, cached=TESTED[0])
+    assert [TESTED] == made.asked
+
+
+def test_without_any_of_them_the_way_without_a_network_is_told(resolver: Any) -> None:
+    with pytest.raises(BadConfig) as caught:
+        resolver()
+    assert f"neither {PACKAGE} nor {TESTED[0]}" in caught.value.what
+    assert all(
+        word in caught.value.next for word in ("spark.jars.ivySettings", "'spark.jars': '", "kafka-clients-3.9.2.jar")
+    )
+
+
+def test_every_spark_that_we_support_has_a_connector_that_is_known_to_work() -> None:
+    assert set(SUPPORTED) == set(KAFKA.known)
+    here = ".".join(pyspark.__version__.split(".")[:2])
+    assert SPARK_KAFKA.coordinates == KAFKA.known[here], "what all other tests run with"
+
+
+class Numbers(fp.Source):
+    """A source of a user's own."""
+
+    name = "numbers"
+
+    def load(self, reader: Any) -> Any:
+        return reader.format("rate").load()
+
+
+def test_a_source_of_the_users_own_needs_no_connector(spark: Any, place: Place) -> None:
+    job = place.job(spark)
+    assert ["timestamp", "value"] == job.read(Numbers()).columns
+    assert ["numbers"] == [source.name for source in job._sources]
+    assert Numbers().newest(1) is None
 
 
 LATE = """
@@ -86,8 +137,7 @@ import fencepost as fp
 from fencepost.spark import connector
 
 told = json.loads(sys.argv[1])
-connector.with_package = lambda conf, version: conf
-connector._resolved = lambda spark, name: told["jars"]
+connector._resolved = lambda spark, names: told["jars"]
 conf = {"spark.master": "local[1]", "spark.ui.enabled": "false"}
 conf["spark.driver.extraJavaOptions"] = f"-Dlog4j2.configurationFile={told['logging']}"
 job = fp.Job("late", checkpoint=told["checkpoint"], conf=conf)
@@ -131,7 +181,7 @@ def test_a_session_that_began_without_it_gets_it_later_and_logs_no_secret(
         },
     }
     command = [sys.executable, "-c", LATE, json.dumps(told)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120, env={**os.environ})
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300, env={**os.environ})
     assert 0 == done.returncode, done.stderr[-3000:]
     assert [("from Kafka",), ("from a file",)] == table(place.database, "rows")
     logged = (place.root / "spark.log").read_text()

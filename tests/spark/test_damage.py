@@ -12,9 +12,9 @@ import pytest
 from streams import Place, dump, records
 
 import fencepost as fp
-from fencepost.checkpoints import doctor
 from fencepost.errors import CheckpointRefused, OperatorNeeded
-from fencepost.protocol.records import digest
+from fencepost.protocol.format import digest
+from fencepost.store import parts
 
 pytestmark = [pytest.mark.spark]
 
@@ -235,7 +235,7 @@ def test_a_changed_state_file_is_refused(spark: Any, place: Place, damage: Damag
 
 def test_large_state_is_left_to_sparks_own_sums(spark: Any, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark finds it in the first epoch; then we say what is to be done."""
-    monkeypatch.setattr(doctor, "READ_AT_START", -1)
+    monkeypatch.setattr(parts, "READ_AT_START", -1)
     do(state_files(place, NEWEST + 1)[0], flipped_last)
     assert "snapshot_lost" == exact_or_refused(spark, place)
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ended import wait_until
 from flaky import PATIENCE_S, Boom, Flaky, Slow
 from streams import BRIDGES, Place, decisions, records, table
 
@@ -144,13 +146,13 @@ def test_a_new_driver_fences_the_old_one_in_the_middle_of_an_epoch(spark: Any, p
     sink = Slow(lines_sink(place), "verify", at=2)
     old = copying(place, spark, bridge, sink)
     new = copying(place, spark.newSession(), bridge, lines_sink(place))
-    caught: list[str] = []
+    caught: list[fp.FencepostError] = []
 
     def run() -> None:
         try:
             old.run(until="available")
         except fp.FencepostError as error:
-            caught.append(error.code)
+            caught.append(error)
 
     first = beside(run)
     assert sink.waiting.wait(PATIENCE_S)
@@ -161,7 +163,12 @@ def test_a_new_driver_fences_the_old_one_in_the_middle_of_an_epoch(spark: Any, p
     sink.go_on.set()
     assert ended(first)
     assert ended(second)
-    assert ["fenced"] == caught
+    (fenced,) = caught
+    taken = [record["at"] for record in records(place.checkpoint) if record["kind"] == "writer"][-1]
+    won = f"process {os.getpid()} on {socket.gethostname()}, which took over at {taken}"
+    assert ("fenced", True) == (fenced.code, won in fenced.what), fenced
+    assert "the other driver continues" in fenced.safe
+    assert "fencepost stop job" in fenced.next
     assert [("a",), ("b",), ("c",)] == table(place.database, "lines")
 
 
@@ -251,3 +258,37 @@ def _sums() -> list[Any]:
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - as above
 
     return [F.max("n").alias("n"), F.max_by("die", "n").alias("die"), F.sum("die").alias("total")]
+
+
+def test_a_stop_waits_for_a_commit_that_runs_beside_the_next_epoch(
+    spark: Any, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FENCEPOST_OVERLAP", "yes")
+    place.say(*"abcdef")
+    sink = Slow(lines_sink(place), "commit")
+    job = copying(place, spark, "jvm", sink)
+    run = beside(job.run)
+    assert sink.waiting.wait(PATIENCE_S)
+    wait_until((place.checkpoint / "offsets" / "1").exists)
+    assert [] == table(place.database, "lines"), "Spark has completed an epoch that nobody sees yet"
+    stop = beside(job.stop)
+    sink.go_on.set()
+    assert ended(stop)
+    assert ended(run)
+    assert "done" == records(place.checkpoint)[-1]["kind"]
+    decided = len(decisions(place.checkpoint))
+    assert [(line,) for line in "abcdef"[:decided]] == table(place.database, "lines")
+    copying(place, spark, "jvm", lines_sink(place)).run(until="available")
+    assert [(line,) for line in "abcdef"] == table(place.database, "lines")
+
+
+def test_a_commit_that_fails_beside_an_idle_source_ends_the_job_by_itself(
+    spark: Any, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FENCEPOST_OVERLAP", "yes")
+    place.say("a")
+    with pytest.raises(RecoveryNeeded) as failed:
+        copying(place, spark, "jvm", Flaky(lines_sink(place), "commit")).run()  # until somebody stops it
+    assert ("commit_failed", 0) == (failed.value.code, failed.value.where.epoch)
+    copying(place, spark, "jvm", lines_sink(place)).run(until="available")
+    assert [("a",)] == table(place.database, "lines")

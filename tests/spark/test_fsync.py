@@ -19,7 +19,7 @@ CHILD = """
 import sys
 from pathlib import Path
 from streams import Place
-from fencepost.spark.session import make_session
+from fencepost.spark.spark_session import make_session
 
 spark = make_session("fsync", {
     "spark.master": "local[1]", "spark.sql.shuffle.partitions": "1", "spark.ui.enabled": "false",

@@ -17,8 +17,8 @@ from flaky import Flaky
 from streams import BRIDGES, Place, decisions, records, table
 
 import fencepost as fp
-from fencepost import perform
 from fencepost.protocol import effects
+from fencepost.runtime import performer
 
 DISK = "8m"
 
@@ -41,7 +41,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 @pytest.fixture(autouse=True)
 def _no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sink in doubt is asked again at once."""
-    monkeypatch.setitem(perform._DO, effects.Wait, lambda performer, effect: None)
+    monkeypatch.setitem(performer._DO, effects.Wait, lambda performer, effect: None)
 
 
 def fill(disk: Path) -> None:
@@ -93,7 +93,7 @@ def test_a_disk_that_gets_full_in_an_epoch(
     assert [("a",), ("b",)][:seen] == table(database, "lines")
     with pytest.raises(fp.FencepostError) as still:
         run(inner)
-    assert "room" in still.value.next
+    assert "free space" in still.value.next
     (disk / "filler").unlink()
     run(inner)
     assert [("a",), ("b",), ("c",)] == table(database, "lines")
@@ -102,13 +102,13 @@ def test_a_disk_that_gets_full_in_an_epoch(
 CHILD = """
 import resource, sys
 from pathlib import Path
-from fencepost import perform
+from fencepost.runtime import performer
 from fencepost.errors import FencepostError
 from fencepost.protocol import effects
 from killing import Scene
 from streams import records
 
-perform._DO[effects.Wait] = lambda performer, effect: None
+performer._DO[effects.Wait] = lambda performer, effect: None
 scene = Scene(Path(sys.argv[1]), (sys.argv[2],))
 _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 size, codes = 64, []

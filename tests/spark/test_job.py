@@ -11,6 +11,7 @@ import pytest
 from streams import BRIDGES, Place, decisions, drop_json, dump, records, table
 
 import fencepost as fp
+from fencepost.connectors.files.source import FOREVER
 
 pytestmark = [pytest.mark.spark]
 
@@ -27,6 +28,7 @@ def assert_log_is_the_ledgers(place: Place) -> None:
         assert {str(decision["epoch"]): decision[part] for decision in decisions(place.checkpoint)} == written
 
 
+@pytest.mark.smoke
 def test_a_count_is_exact_over_epochs_and_starts(spark: Any, place: Place, bridge: str) -> None:
     for lines in (["a b a", "b c"], ["a"], ["c c", "d"]):
         place.say(*lines)
@@ -46,6 +48,7 @@ def test_a_copy_holds_every_line_once(spark: Any, place: Place, bridge: str) -> 
     assert_log_is_the_ledgers(place)
 
 
+@pytest.mark.smoke
 def test_two_sinks_share_one_decision_per_epoch(spark: Any, place: Place, bridge: str) -> None:
     out = place.root / "out"
     for lines in (["a b", "b"], ["c"]):
@@ -63,6 +66,7 @@ def test_two_sinks_share_one_decision_per_epoch(spark: Any, place: Place, bridge
     assert_log_is_the_ledgers(place)
 
 
+@pytest.mark.smoke
 def test_a_window_is_written_once_when_the_watermark_passed_it(spark: Any, place: Place, bridge: str) -> None:
     def run(*seconds: int) -> None:
         drop_json(place.input, *({"at": f"2026-01-01T00:00:{second:02d}Z"} for second in seconds))
@@ -112,7 +116,8 @@ def test_start_returns_sparks_own_query(spark: Any, place: Place, bridge: str) -
 
     for lines in (["a b", "a"], ["b"]):
         place.say(*lines)
-        words = spark.readStream.text(str(place.input)).selectExpr("explode(split(value, ' ')) AS word")
+        words = spark.readStream.option("maxFileAge", FOREVER).text(str(place.input))
+        words = words.selectExpr("explode(split(value, ' ')) AS word")
         writer = words.groupBy("word").count().writeStream.outputMode("update").trigger(availableNow=True)
         query = fp.start(writer, to=place.counts_sink(), checkpoint=place.checkpoint, bridge=bridge)
         assert isinstance(query, StreamingQuery)
@@ -164,6 +169,7 @@ STORED = (
 )
 
 
+@pytest.mark.smoke
 def test_every_type_survives_and_the_bridges_agree(spark: Any, tmp_path: Path) -> None:
     columns = {}
     for bridge in BRIDGES:
@@ -202,6 +208,7 @@ def test_in_complete_mode_the_table_is_the_whole_result(spark: Any, place: Place
         assert place.expected() == place.counts()
 
 
+@pytest.mark.since(4, 1)
 def test_in_complete_mode_an_empty_result_is_an_empty_table(spark: Any, place: Place, bridge: str) -> None:
     for value, expected in ((20, [(20,)]), (-15, [])):
         drop_json(place.input, {"v": value})

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fencepost_proof.rig.kafka import Broker
 from topics import read
 
 import fencepost as fp
-from fencepost.kafka_servers import Servers
-from fencepost.prove.rig.kafka import Broker
-from fencepost.sinks.kafka.coordinator import Coordinator
+from fencepost.connectors.kafka.coordinator import Coordinator
+from fencepost.connectors.kafka.servers import Servers
 
 pytestmark = pytest.mark.spark
 

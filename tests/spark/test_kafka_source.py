@@ -14,12 +14,14 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AclBinding, AclOperation, AclPermissionType, ResourcePatternType, ResourceType
 from confluent_kafka.cimpl import NewPartitions
+from fencepost_proof.rig.kafka import Broker
 from streams import Place, decisions, table
 
 import fencepost as fp
+from fencepost.connectors.kafka import source
+from fencepost.connectors.kafka.source import explain
 from fencepost.errors import BadConfig, EpochFailed, OperatorNeeded
-from fencepost.prove.rig.kafka import Broker
-from fencepost.spark.topics import says_lost
+from fencepost.runtime.checks import look
 
 pytestmark = [pytest.mark.spark]
 
@@ -114,8 +116,22 @@ def test_a_record_comes_with_all_that_kafka_knows_of_it(spark: Any, place: Place
     ] == table(place.database, "two")
 
 
+def test_a_dead_letter_of_a_second_step_names_the_partition_and_the_offset(
+    spark: Any, place: Place, broker: Broker, topic: str
+) -> None:
+    send(broker, topic, '{"n": "1"}', '{"n": "one"}', partition=0)
+    job = place.job(spark)
+    told: Any = {"on_bad_record": "dead_letter", "dead_letters": fp.SQLite(place.root / "dead.db", table="dead")}
+    texts = job.parse(job.read(fp.Kafka(topic, servers=broker.servers)), schema="n STRING", **told)
+    numbers = job.map(texts, lambda row: (int(row.n),), output="n INT", **told)
+    job.write(numbers, fp.SQLite(place.database, table="rows"))
+    job.run(until="available")
+    assert [("kafka", f"{topic}-0@1", "one")] == [letter[:3] for letter in table(place.root / "dead.db", "dead")]
+
+
 def test_a_rate_limit_makes_many_epochs_of_one_backlog(reading: Reading, topic: str) -> None:
-    send(reading.broker, topic, *map(str, range(9)))
+    """In one partition: Spark shares a limit among several and rounds, so that there may be an epoch more."""
+    send(reading.broker, topic, *map(str, range(9)), partition=0)
     assert list("012345678") == reading.read(topic, max_records_per_epoch=3)
     assert [0, 1, 2] == [decision["epoch"] for decision in decisions(reading.place.checkpoint)]
     assert ["0", "1", "2"] == reading.read(topic)[:3]
@@ -180,7 +196,7 @@ def test_rows_of_an_open_transaction_wait_for_its_end(reading: Reading, topic: s
     assert ["open"] == reading.read(topic)
 
 
-def test_reading_what_may_be_taken_back_is_said(reading: Reading, spark: Any, topic: str) -> None:
+def test_reading_what_may_be_taken_back_or_late_is_said(reading: Reading, spark: Any, topic: str) -> None:
     """Also of a DataFrame that the user made: Spark's own default is to read it."""
 
     def notes(frame: Any) -> str:
@@ -191,7 +207,23 @@ def test_reading_what_may_be_taken_back_is_said(reading: Reading, spark: Any, to
     plain = spark.readStream.format("kafka").option("subscribe", topic)
     plain = plain.option("kafka.bootstrap.servers", reading.broker.servers)
     assert "read_uncommitted" in notes(plain.load())
-    assert "" == notes(plain.option("kafka.isolation.level", "read_committed").load())
+    plain = plain.option("kafka.isolation.level", "read_committed")
+    assert "kafka.fetch.max.wait.ms=20" in notes(plain.load())
+    assert "" == notes(plain.option("kafka.fetch.max.wait.ms", "500").load())
+    shown = {setting.name: setting.value for setting in look(reading.job(topic)._launch(looks=True)).settings}
+    assert "20" == shown["kafka.fetch.max.wait.ms"]
+
+
+@pytest.mark.parametrize("by", ["subscribe", "subscribepattern"])
+def test_topics_are_described_alike_without_our_jar(
+    reading: Reading, spark: Any, topic: str, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    options = {"0": {"kafka.bootstrap.servers": reading.broker.servers, by: topic}}
+    with_jar = source.find(spark, options, "job")
+    monkeypatch.setattr(source, "finds_class", lambda *_: False)
+    monkeypatch.setattr(source, "_questions", {})
+    assert with_jar == source.find(spark, options, "job")
+    assert [(topic, ["0"])] == [(name, list(ids)) for name, ids in with_jar.items()]
 
 
 def test_a_topic_that_is_not_there_is_said_at_once(reading: Reading, topic: str) -> None:
@@ -200,8 +232,9 @@ def test_a_topic_that_is_not_there_is_said_at_once(reading: Reading, topic: str)
     assert not reading.place.checkpoint.exists()
 
 
+@pytest.mark.serial
 def test_a_broker_that_is_not_there_is_said_in_seconds(reading: Reading, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fencepost.spark.topics.PATIENCE_MS", 1000)
+    monkeypatch.setattr("fencepost.connectors.kafka.source.PATIENCE_MS", 1000)
     began = time.monotonic()
     error = reading.fails(EpochFailed, "no_broker", "any", servers=NOBODY)
     assert NOBODY in str(error)
@@ -223,7 +256,7 @@ def test_what_is_decided_is_finished_before_a_broker_is_missed(
     assert ["a"] == reading.read(topic)
     newest = str(decisions(reading.place.checkpoint)[-1]["epoch"])
     (reading.place.checkpoint / "commits" / newest).unlink()
-    monkeypatch.setattr("fencepost.spark.topics.PATIENCE_MS", 1000)
+    monkeypatch.setattr("fencepost.connectors.kafka.source.PATIENCE_MS", 1000)
     reading.fails(EpochFailed, "no_broker", topic, servers=NOBODY)
     assert (reading.place.checkpoint / "commits" / newest).exists()
     assert ["a"] == reading.read(topic)
@@ -231,8 +264,10 @@ def test_what_is_decided_is_finished_before_a_broker_is_missed(
 
 @pytest.mark.parametrize("text", ["[KAFKA_DATA_LOSS.PARTITIONS_DELETED] Some", "KafkaIllegalStateException: " + LOST])
 def test_a_loss_is_known_by_its_name_and_by_its_words(text: str) -> None:
-    assert says_lost(text)
-    assert not says_lost("org.apache.kafka.common.errors.TimeoutException: Timed out")
+    lost = explain(text, "job")
+    assert lost is not None
+    assert ("range_lost", "job") == (lost.code, lost.where.job)
+    assert explain("org.apache.kafka.common.errors.TimeoutException: Timed out", "job") is None
 
 
 @pytest.mark.parametrize("user", ["app", "weak"])
@@ -307,6 +342,58 @@ def test_a_topic_that_was_made_anew_is_not_taken_for_the_old_one(reading: Readin
     else:
         reading.fails(OperatorNeeded, "range_lost", topic, options={"fetchOffset.numRetries": "1"})
         assert ["a", "b"] == reading.seen()
+
+
+def test_topics_of_one_name_on_two_clusters_do_not_change_places(
+    reading: Reading, spark: Any, topic: str, tmp_path: Path
+) -> None:
+    def job_over(*servers: str) -> fp.Job:
+        job = reading.place.job(spark)
+        one, two = (job.read(fp.Kafka(topic, servers=each)).selectExpr("CAST(value AS STRING) v") for each in servers)
+        return job.write(one.unionAll(two), reading.sink())
+
+    europe = reading.broker
+    with Broker(tmp_path / "other") as america:
+        america.create_topic(topic, partitions=3)
+        send(europe, topic, "a", "b", partition=0)
+        send(america, topic, "x", partition=0)
+        job_over(europe.servers, america.servers).run(until="available")
+        with pytest.raises(fp.FencepostError) as caught:  # the same two lists of servers
+            job_over(america.servers, europe.servers).run(until="available")
+        assert "sources_changed" == caught.value.code
+        more = f"{europe.servers},{europe.servers.replace('127.0.0.1', 'localhost')}"
+        swapped = job_over(america.servers, more)  # other lists of servers: only the brokers know
+        (problem,) = look(swapped._launch(looks=True)).problems
+        with pytest.raises(OperatorNeeded) as replaced:
+            swapped.run(until="available")
+        assert ("source_replaced", problem.code) == (replaced.value.code, "source_replaced")
+        assert "of source 0" in replaced.value.what
+        send(america, topic, "y", partition=0)
+        job_over(more, america.servers).run(until="available")  # a list of servers may change
+        assert ["a", "b", "x", "y"] == reading.seen()
+
+
+@pytest.mark.parametrize("refilled", [True, False])
+def test_a_topic_that_is_replaced_while_the_job_runs_ends_it_before_the_next_decision(
+    reading: Reading, topic: str, *, refilled: bool
+) -> None:
+    """Between two epochs, with records at the same offsets: Spark goes on in the middle of the new topic."""
+    send(reading.broker, topic, "a", "b", "c", "d", partition=0)
+    job = reading.job(topic, max_records_per_epoch=2)
+
+    @job.on_complete
+    def replace(event: fp.Event) -> None:
+        if event.epoch == 0:
+            reading.broker.delete_topic(topic)
+            if refilled:
+                reading.broker.create_topic(topic, partitions=3)
+                send(reading.broker, topic, "new a", "new b", "new c", "new d", partition=0)
+
+    with pytest.raises(OperatorNeeded) as caught:
+        job.run(until="available")
+    assert ("source_replaced" if refilled else "range_lost") == caught.value.code
+    assert ["a", "b"] == reading.seen()
+    assert [0] == [decision["epoch"] for decision in decisions(reading.place.checkpoint)]
 
 
 def test_losing_records_in_silence_is_refused(reading: Reading, spark: Any, topic: str) -> None:

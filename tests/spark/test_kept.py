@@ -14,15 +14,17 @@ from flaky import PATIENCE_S, Flaky
 from streams import Place, decisions, records
 
 import fencepost as fp
-from fencepost.checkpoints.reader import read
-from fencepost.driver import this_process
-from fencepost.errors import EpochFailed, GaveUp
-from fencepost.ledger import LocalStore
-from fencepost.perform import Performer
-from fencepost.protocol.recover import take_over
-from fencepost.spark.checkpoint import SparkLog
-from fencepost.supervise.strategies import Strategy
-from fencepost.times import now
+from fencepost.config import Strategy
+from fencepost.errors import EpochFailed, GaveUp, now
+from fencepost.protocol.recovery import take_over
+from fencepost.runtime.checks import look
+from fencepost.runtime.driver import this_process
+from fencepost.runtime.pace import LOOK, LOOK_MS
+from fencepost.runtime.performer import Performer
+from fencepost.spark.spark_session import settings
+from fencepost.store import LocalStore
+from fencepost.store.ledger import read
+from fencepost.store.spark_log import SparkLog
 
 pytestmark = [pytest.mark.spark]
 
@@ -124,6 +126,32 @@ def test_an_epoch_whose_tasks_hang_is_dropped(spark: Any, place: Place) -> None:
     finish(place, spark)
 
 
+@pytest.mark.parametrize(
+    ("options", "until", "rests"),
+    [
+        ({}, "stopped", True),
+        ({"interval": "0 s"}, "stopped", False),
+        ({"min_pause": "0 s"}, "stopped", False),
+        ({}, "available", False),
+    ],
+)
+def test_a_job_paces_itself_unless_its_user_does(
+    spark: Any, place: Place, options: dict[str, str], until: Any, *, rests: bool
+) -> None:
+    place.say("a")
+    launch = kept(place, spark, **options)._launch(until=until)
+    assert rests is launch.rests is launch.plan.rests
+    assert ({LOOK: f"{LOOK_MS}ms"} if rests else {}) == launch.paces
+    assert rests is ("pace" in [setting.name for setting in look(launch).settings])
+
+
+def test_how_often_an_idle_session_looks_for_records_is_the_users_choice(spark: Any, place: Place) -> None:
+    place.say("a")
+    with settings(spark, {LOOK: "7ms"}):
+        assert {} == kept(place, spark)._launch().paces
+    assert spark.conf.get(LOOK, None) is None
+
+
 def test_the_next_epoch_begins_after_the_pause_and_a_stop_does_not_wait_for_it(spark: Any, place: Place) -> None:
     place.say("a b", "a")
     job = kept(place, spark, min_pause="1 hour")
@@ -144,7 +172,7 @@ def test_the_next_epoch_begins_after_the_pause_and_a_stop_does_not_wait_for_it(s
 
 def test_as_many_epochs_are_kept_as_asked(spark: Any, place: Place) -> None:
     place.say(*"abcdefgh")
-    kept(place, spark, retained=2).run(until="available")
+    kept(place, spark, keep_epochs=2).run(until="available")
     assert [6, 7] == [decision["epoch"] for decision in decisions(place.checkpoint)][-2:]
     assert len(decisions(place.checkpoint)) <= 3
     for name in ("offsets", "commits"):
@@ -157,7 +185,7 @@ def test_as_many_epochs_are_kept_as_asked(spark: Any, place: Place) -> None:
 
 def test_a_cancelled_job_deletes_its_checkpoint_if_told_to_and_nothing_else_does(spark: Any, place: Place) -> None:
     place.say("a b")
-    job = kept(place, spark, retain="delete_on_cancellation")
+    job = kept(place, spark, on_cancel="delete")
     job.start().processAllAvailable()
     job.stop()
     assert place.checkpoint.is_dir()
@@ -172,7 +200,7 @@ def test_a_checkpoint_with_an_epoch_to_finish_is_kept_and_the_log_says_so(
     spark: Any, place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
     place.say("a b")
-    job = kept(place, spark, Flaky(place.counts_sink(), "commit"), retain="delete_on_cancellation")
+    job = kept(place, spark, Flaky(place.counts_sink(), "commit"), on_cancel="delete")
     with pytest.raises(fp.Retryable):
         job.run(until="available")
     with caplog.at_level(logging.WARNING, "fencepost"):
@@ -186,7 +214,7 @@ def test_a_checkpoint_that_another_driver_took_over_is_never_deleted(
 ) -> None:
     """The newer one has decided nothing yet, so nothing but the ledger's last number can tell."""
     place.say("a b")
-    job = kept(place, spark, retain="delete_on_cancellation")
+    job = kept(place, spark, on_cancel="delete")
     job.start().processAllAvailable()
     job.stop()
     job.start().processAllAvailable()  # idle: it has nothing to append at its end

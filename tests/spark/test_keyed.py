@@ -12,12 +12,12 @@ import pytest
 from streams import BRIDGES, Place, decisions, drop_json, table
 
 import fencepost as fp
-from fencepost.spark import inspect
+from fencepost.spark import plan
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.since(4, 1)]
 
 SOURCE = "k STRING, n BIGINT"
 OUTPUT = "k STRING, n BIGINT"
@@ -84,9 +84,22 @@ def stream(spark: SparkSession) -> Any:
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_starts(stream: Any, given: Any, fn: Any, code: str) -> None:
-    with pytest.raises(fp.Refused) as caught:
-        fp.map_with_state(stream, **{"by": "k", "state": "n BIGINT", "output": OUTPUT} | given)(fn)
-    assert code == caught.value.code
+    told = {"by": "k", "state": "n BIGINT", "output": OUTPUT} | given
+    for call in (lambda: fp.map_with_state(stream, fn, **told), lambda: fp.map_with_state(stream, **told)(fn)):
+        with pytest.raises(fp.Refused) as caught:
+            call()
+        assert code == caught.value.code
+
+
+def test_the_function_may_be_given_at_once_or_decorated(stream: Any) -> None:
+    at_once = fp.map_with_state(stream, total, by="k", state="n BIGINT", output=OUTPUT)
+
+    @fp.map_with_state(stream, by="k", state="n BIGINT", output=OUTPUT)
+    def decorated(record: Any, state: Any) -> Any:
+        return total(record, state)
+
+    assert {"TransformWithState"} == plan.states_of(at_once) == plan.states_of(decorated)
+    assert at_once.schema == decorated.schema
 
 
 def test_a_missing_protobuf_is_said_with_the_way_to_get_it(stream: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +119,7 @@ def test_state_is_what_reads_a_stream_and_remembers(spark: SparkSession, stream:
     keyed = fp.map_with_state(stream, by="k", state="n BIGINT", output=OUTPUT)(total)
     names = spark.range(3).selectExpr("cast(id AS STRING) AS k").distinct()
     assert [set(), {"TransformWithState"}, {"TransformWithState"}, {"Aggregate"}, {"Join"}, {"Deduplicate"}] == [
-        inspect.states_of(frame)
+        plan.states_of(frame)
         for frame in (
             stream.join(names, "k"),
             keyed,
@@ -116,8 +129,8 @@ def test_state_is_what_reads_a_stream_and_remembers(spark: SparkSession, stream:
             stream.dropDuplicates(["k"]),
         )
     ]
-    assert (False, False) == (inspect.needs_update(keyed), inspect.never_pauses(keyed))
-    assert "append" == inspect.branch_mode(keyed, "update")
+    assert (False, False) == (plan.needs_update(keyed), plan.never_pauses(keyed))
+    assert "append" == plan.branch_mode(keyed, "update")
 
 
 STARVED = "Python worker failed to connect back"
@@ -179,7 +192,7 @@ def test_a_field_is_added_to_the_state_across_a_restart(place: Place, spark: Spa
             run(summing(place, spark, "n STRING, since ARRAY<STRING>", lambda record, state: (None, state)))
         assert "state_schema" == caught.value.code
         job = summing(place, spark, "n BIGINT, since ARRAY<STRING>", noting, distinct=True)
-        with pytest.raises(fp.Refused, match="deduplicate"):
+        with pytest.raises(fp.Refused, match="Deduplicate by k, n"):
             run(job)
 
 
@@ -193,7 +206,7 @@ def test_keyed_state_beside_an_aggregate_works_but_its_schema_is_fixed(place: Pl
     drop_json(place.input, {"k": "a", "n": 2}, {"k": "a", "n": 1})
     drop_json(place.input, {"k": "a", "n": 4})
     first = job("n BIGINT")
-    assert any("no field can be added" in note for note in first.check().notes)
+    assert any("does not allow fields to be added" in note for note in first.check().notes)
     run(first)
     assert ([("a", 1), ("a", 3), ("a", 7)], [("a", 3)]) == (
         table(place.database, "sums"),
@@ -211,7 +224,7 @@ def test_an_output_that_does_not_fit_ends_the_job_without_its_values(place: Plac
     with pytest.raises(fp.Retryable) as caught:
         run(summing(place, spark, "n BIGINT", lambda record, state: ((record.k,), None)))
     assert ("bad_output", "job") == (caught.value.code, caught.value.where.job)
-    assert "it has 1 values for the 2 of (k, n). (Keyed state by k.)" in str(caught.value)
+    assert "it has 1 values instead of 2 (k, n). (Keyed state by k.)" in str(caught.value)
     assert hidden not in str(caught.value)
 
 
@@ -235,7 +248,7 @@ def test_a_ttl_and_timers_go_by_the_clock_on_the_wall(place: Place, spark: Spark
     drop_json(place.input, {"k": "a", "n": 2})
     sink = fp.SQLite(place.database, table="rows")
     made = job(sink)
-    assert any("clock on the wall" in note for note in made.check().notes)
+    assert any("keyed state on processing time" in note for note in made.check().notes)
     with pytest.raises(fp.Refused) as caught:
         fp.start(made._branches[sink.name][0].writeStream, to=sink, checkpoint=place.root / "other")
     assert "no_pause" == caught.value.code

@@ -18,13 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fencepost_proof.kill.scene import KILLED, class_archive
+from fencepost_proof.workloads.files import FilesWorkload
+from fencepost_proof.workloads.process import OPTIONS, QUICK
 from streams import drop_json, table
 
-from fencepost.prove.scene import KILLED, class_archive
-from fencepost.prove.workloads.files import FilesWorkload
-from fencepost.prove.workloads.process import OPTIONS, QUICK
-
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.since(4, 1)]
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "state"
 FAILED = 1
@@ -34,7 +33,7 @@ STARVED = "Python worker failed to connect back"
 RUNNER = """
 import json, runpy, sys, threading
 from fencepost import Job
-from fencepost.spark.session import make_session
+from fencepost.spark.spark_session import make_session
 
 conf, calls = json.loads(sys.argv[1])
 make_session("examples", conf)  # theirs, too: a job takes the session that runs

@@ -25,8 +25,17 @@ from pyspark.sql.types import (
 )
 
 from fencepost.errors import EpochFailed
-from fencepost.spark.keyed_tasks import KeyedState, Told
-from fencepost.spark.keyed_values import Misfit, maker, packer, receiver, row_kind, sender, unpacker
+from fencepost.spark.worker import (
+    KeyedSettings,
+    KeyedState,
+    Misfit,
+    maker,
+    packer,
+    receiver,
+    row_kind,
+    sender,
+    unpacker,
+)
 
 NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
 HIDDEN = "a value that no log may show"
@@ -89,7 +98,7 @@ def test_times_of_a_record_are_in_utc_where_an_hour_is_an_hour_all_year() -> Non
 def test_nested_values_of_an_output_are_what_arrow_takes() -> None:
     schema = struct(m=MapType(StringType(), LongType()), s=struct(n=LongType()), a=ArrayType(struct(n=LongType())))
     assert [[("a", 1)], {"n": 2}, [{"n": 3}, None]] == sender(schema)(({"a": 1}, (2,), [Row(n=3), None]))
-    with pytest.raises(Misfit, match="field at is timestamp, and was given a datetime"):
+    with pytest.raises(Misfit, match="field at is timestamp, but got a datetime"):
         sender(struct(at=TimestampType()))((datetime(2024, 5, 1),))  # noqa: DTZ001 - no zone is the point
 
 
@@ -180,7 +189,7 @@ def keyed(fn: Any, state: StructType, **more: Any) -> tuple[KeyedState, Store]:
         "on_timer": None,
         "on_timer_takes_timers": False,
     }
-    work, store = KeyedState(Told(**told | more)), Store()
+    work, store = KeyedState(KeyedSettings(**told | more)), Store()
     work.init(store)
     return work, store
 

@@ -1,20 +1,22 @@
 """Real Spark, real SIGKILL: one checkpoint lives through a chain of kills at the points that matter most.
 
-`tests/prove/test_kill.py` kills every point × every sink without Spark; `make kill N=…` kills every point with it.
+`tests/proof/test_kill.py` kills every point × every sink without Spark; `make kill N=…` kills every point with it.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-from fencepost.prove.scene import KILLED, Scene, class_archive, end_group, is_stopped, until
-from fencepost.prove.workloads.contract import ROWS_PER_EPOCH
-from fencepost.prove.workloads.files import FilesWorkload
-from fencepost.prove.workloads.process import FENCED
+from fencepost_proof.kill.points import out_of_reach
+from fencepost_proof.kill.scene import KILLED, Scene, class_archive, end_group, is_stopped, until
+from fencepost_proof.kill.scouting import scout
+from fencepost_proof.workloads.contract import ROWS_PER_EPOCH
+from fencepost_proof.workloads.files import FilesWorkload
+from fencepost_proof.workloads.process import FENCED
 
 pytestmark = pytest.mark.spark
 
@@ -64,6 +66,20 @@ def test_kills_before_in_and_after_the_decision_lose_and_double_nothing(tmp_path
     assert {taken} == {record["writer"] for record in records if record["number"] >= taken}
     assert EXACT == scene.verdict()
     assert 6 == scene.starts
+
+
+def test_with_overlap_a_scout_passes_the_points_of_a_commit_beside_the_next_epoch(
+    tmp_path: Path, archives: Path
+) -> None:
+    scene = replace(files_scene(tmp_path, archives), overlap=True)
+    passed = scout(scene)
+    beside = {f"overlap.{what}.{side}" for what in ("begin", "join") for side in ("before", "after")}
+    assert beside <= {*passed.only_first, *passed.later}
+    assert {None} == {out_of_reach(point, FilesWorkload.out_of_reach, overlap=True) for point in beside}
+    scene.feed(2)
+    assert KILLED == scene.run("overlap.begin.after=kill@2")
+    assert 0 == scene.run()
+    assert EXACT == scene.verdict()
 
 
 @pytest.mark.long

@@ -12,16 +12,15 @@ from pathlib import Path
 
 import pg8000.native
 import pytest
-
-from fencepost.prove import nemesis
-from fencepost.prove.rig.cassandra import Cassandra
-from fencepost.prove.rig.databases import Servers
-from fencepost.prove.rig.mariadb import MariaDB
-from fencepost.prove.rig.postgres import Postgres
-from fencepost.prove.rig.redis import Redis
-from fencepost.prove.scene import KILLED, Scene, class_archive
-from fencepost.prove.workloads.contract import ROWS_PER_EPOCH
-from fencepost.prove.workloads.databases import DatabasesWorkload
+from fencepost_proof.kill import nemesis
+from fencepost_proof.kill.scene import KILLED, Scene, class_archive
+from fencepost_proof.rig.cassandra import Cassandra
+from fencepost_proof.rig.databases import Servers
+from fencepost_proof.rig.mariadb import MariaDB
+from fencepost_proof.rig.postgres import Postgres
+from fencepost_proof.rig.redis import Redis
+from fencepost_proof.workloads.contract import ROWS_PER_EPOCH
+from fencepost_proof.workloads.databases import DatabasesWorkload
 
 pytestmark = pytest.mark.spark
 
@@ -60,7 +59,7 @@ def marks(scene: Scene) -> dict[str, int]:
     }
 
 
-@pytest.mark.long  # each sink alone is killed at every point by tests/prove/test_kill.py
+@pytest.mark.long  # each sink alone is killed at every point by tests/proof/test_kill.py
 def test_after_any_kill_five_sinks_agree_epoch_by_epoch(scene: Scene) -> None:
     """Every kill must have happened; each restart first recovers from the kill before it."""
     scene.feed(2)

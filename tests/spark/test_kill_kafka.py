@@ -10,12 +10,11 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-
-from fencepost.prove import nemesis
-from fencepost.prove.rig.kafka import Broker
-from fencepost.prove.scene import KILLED, Scene, class_archive
-from fencepost.prove.workloads.contract import ROWS_PER_EPOCH
-from fencepost.prove.workloads.kafka import KafkaWorkload
+from fencepost_proof.kill import nemesis
+from fencepost_proof.kill.scene import KILLED, Scene, class_archive
+from fencepost_proof.rig.kafka import Broker
+from fencepost_proof.workloads.contract import ROWS_PER_EPOCH
+from fencepost_proof.workloads.kafka import KafkaWorkload
 
 pytestmark = pytest.mark.spark
 

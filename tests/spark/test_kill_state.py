@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-
-from fencepost.prove import nemesis
-from fencepost.prove.scene import KILLED, Scene, class_archive
-from fencepost.prove.workloads.state import StateWorkload
-from fencepost.prove.workloads.state_reader import states
+from fencepost_proof.kill import nemesis
+from fencepost_proof.kill.scene import KILLED, Scene, class_archive
+from fencepost_proof.workloads.state import StateWorkload
+from fencepost_proof.workloads.state_reader import states
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,6 +40,7 @@ def stateful(tmp_path: Path, archives: Path, spark: SparkSession, backend: str, 
 
 
 @pytest.mark.long
+@pytest.mark.since(4, 1)
 def test_kills_around_the_decision_leave_rocksdb_and_sinks_equal(
     tmp_path: Path, archives: Path, spark: SparkSession
 ) -> None:
@@ -84,13 +84,14 @@ def test_kills_around_the_decision_leave_heap_state_and_sinks_equal(
 @pytest.mark.long
 def test_state_in_memory_survives_failures_of_the_query(tmp_path: Path) -> None:
     """One process, which arms one failure after the other and counts at its end."""
-    module = "fencepost.prove.workloads.state_failing"
+    module = "fencepost_proof.workloads.state_failing"
     command = [sys.executable, "-m", module, str(tmp_path), "--fails", "6", "--seed", "3", "--plan", "update"]
     ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300)
     assert 0 == ended.returncode, f"{ended.stdout}\n{ended.stderr[-2000:]}"
 
 
 @pytest.mark.long
+@pytest.mark.since(4, 1)
 def test_the_checker_sees_state_and_sink_of_a_plain_job_part(
     tmp_path: Path, archives: Path, spark: SparkSession
 ) -> None:

@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from fencepost_proof.kill.scene import KILLED
 from sessions import SMALL
 from streams import Place, drop, table
 
 import fencepost as fp
-from fencepost.prove.scene import KILLED
-from fencepost.spark import named
-from fencepost.spark.checkpoint import DEPARTED
+from fencepost.spark import plan
+from fencepost.store.spark_log import DEPARTED
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.since(4, 2)]
 
 
 class Sums:
@@ -108,7 +108,7 @@ def test_spark_itself_reads_a_source_that_returns_from_its_beginning_again(
     sums.feed("b", "b", "b")
     sums.job(spark, "b").run(until="available")
     assert sums.expected() == sums.found()
-    monkeypatch.setattr(named, "check_none_returns", lambda *_: None)
+    monkeypatch.setattr(plan, "check_none_returns", lambda *_: None)
     sums.feed("a")
     sums.job(spark, "a", "b").run(until="available")
     assert [("a", 12), ("b", 111)] == sums.found()

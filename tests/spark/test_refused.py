@@ -15,11 +15,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from streams import Place, dump, records
+from streams import Place, dump, records, table
 
 import fencepost as fp
+from fencepost.connectors.files.source import FOREVER
 from fencepost.errors import BadConfig, CheckpointRefused, GuaranteeTooHigh, Refused, TargetRefused
-from fencepost.spark.session import check_session
+from fencepost.runtime.checks import look
+from fencepost.spark import plan
+from fencepost.spark.spark_session import check_session
 
 pytestmark = [pytest.mark.spark]
 
@@ -53,7 +56,8 @@ def lines(place: Place) -> fp.SQLite:
 
 
 def words(spark: Any, place: Place) -> Any:
-    return spark.readStream.text(str(place.input)).selectExpr("explode(split(value, ' ')) AS word")
+    read = spark.readStream.option("maxFileAge", FOREVER).text(str(place.input))
+    return read.selectExpr("explode(split(value, ' ')) AS word")
 
 
 def started(spark: Any, place: Place, prepare: Callable[[Any], Any], frame: Any = None) -> Callable[[], object]:
@@ -101,7 +105,7 @@ def test_spark_connect() -> None:
     refused(BadConfig, "spark_connect", lambda: check_session(session, "job"))
 
 
-@pytest.mark.parametrize("version", ["3.5.1", "4.1.0", "4.20.0", "5.0.0"])
+@pytest.mark.parametrize("version", ["3.5.1", "4.4.0", "4.20.0", "5.0.0"])
 def test_a_spark_that_nobody_tried(version: str) -> None:
     assert version in refused(
         BadConfig, "unsupported_spark", lambda: check_session(SimpleNamespace(version=version), "job")
@@ -113,7 +117,7 @@ def test_a_setting_that_breaks_python_stages() -> None:
     refused(BadConfig, "pipelined_udf", lambda: check_session(session, "job"))
 
 
-@pytest.mark.parametrize("guarantee", ["exactly-once", "EXACTLY_ONCE", "", None, 2])
+@pytest.mark.parametrize("guarantee", ["exactly-once", "EXACTLY_ONCE", "", 2])
 def test_an_unknown_guarantee(spark: Any, place: Place, guarantee: Any) -> None:
     refused(BadConfig, "unknown_guarantee", lambda: place.job(spark, guarantee=guarantee))
     assert nothing_began(place)
@@ -132,6 +136,97 @@ def test_a_socket_cannot_be_read_again(spark: Any, place: Place, guarantee: str)
     for part in (guarantee, "source socket", "cannot be read again", "Kafka or files", "guarantee='at_most_once'"):
         assert part in text
     assert nothing_began(place)
+
+
+def own_source(spark: Any, called: str = "own", **options: str) -> Any:
+    """A stream of a Python data source, as a user may write one."""
+    from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader  # noqa: PLC0415 - needs pyspark
+
+    class Reader(SimpleDataSourceStreamReader):
+        def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
+            return {"at": 0}
+
+        def read(self, start: dict[str, int]) -> Any:
+            return iter([("new",)] if start["at"] < 1 else []), {"at": 1}
+
+        def readBetweenOffsets(self, start: Any, end: Any) -> Any:  # noqa: N802 - Spark's name
+            return iter([])  # nothing is there a second time
+
+    class Own(DataSource):
+        @classmethod
+        def name(cls) -> str:
+            return called
+
+        def schema(self) -> str:
+            return "value STRING"
+
+        def simpleStreamReader(self, schema: Any) -> Reader:  # noqa: N802 - Spark's name
+            return Reader()
+
+    spark.dataSource.register(Own)
+    return spark.readStream.format(called).options(**options).load()
+
+
+@pytest.mark.parametrize("called", ["rates_feed", "kafka_http", "websocket"])
+def test_a_source_is_not_known_by_a_part_of_its_name(spark: Any, place: Place, called: str) -> None:
+    stream = own_source(spark, called)
+    job = place.job(spark)
+    job.write(job.read(stream), lines(place))
+    text = refused(GuaranteeTooHigh, "guarantee_too_high", job.start)
+    assert ("does not know" in text, "replayable=True" in text) == (True, True)
+    job = place.job(spark)
+    job.write(job.read(stream, replayable=True), lines(place))
+    assert "your word" in str(job.check().rows)
+    assert job.check().holds
+
+
+def test_a_class_of_sparks_is_the_source_that_it_is(spark: Any, place: Place) -> None:
+    provider = "org.apache.spark.sql.execution.streaming.sources.RateStreamProvider"
+    kinds = [plan.sources_of(spark.readStream.format(each).load())[0].kind for each in (provider, "RATE", "rate")]
+    assert ["rate"] * 3 == kinds
+
+
+def test_the_users_word_for_one_source_is_not_for_another_of_its_kind(spark: Any, place: Place) -> None:
+    job = place.job(spark)
+    mine = job.read(own_source(spark, "feed", url="a"), replayable=True)
+    other = job.read(own_source(spark, "feed", url="b"))
+    job.write(mine.unionAll(other), lines(place))
+    refused(GuaranteeTooHigh, "guarantee_too_high", job.start)
+    job = place.job(spark)
+    both = [job.read(own_source(spark, "feed", url=url), replayable=True) for url in "ab"]
+    assert job.write(both[0].unionAll(both[1]), lines(place)).check().holds
+
+
+@pytest.mark.parametrize("setting", plan.UNCHECKED)
+def test_a_setting_with_which_spark_runs_plans_that_it_knows_to_be_wrong(
+    spark: Any, place: Place, setting: str
+) -> None:
+    spark.conf.set(setting, "false")
+    try:
+        job = place.counting(spark)
+        text = refused(GuaranteeTooHigh, "guarantee_too_high", job.start)
+        assert (setting in text, "remove" in text.lower()) == (True, True)
+        assert "at_most_once" == look(job._launch(looks=True)).report.rows[-1][1]
+        assert nothing_began(place)
+        place.counting(spark, guarantee="at_most_once").run(until="available")
+    finally:
+        spark.conf.unset(setting)
+    assert {"a": 1, "b": 1} == place.counts()
+
+
+def test_a_source_that_nobody_knows_needs_the_users_word(spark: Any, place: Place) -> None:
+    stream, sink = own_source(spark), fp.SQLite(place.database, table="rows")
+    job = place.job(spark)
+    job.write(job.read(stream), sink)
+    text = refused(GuaranteeTooHigh, "guarantee_too_high", job.start)
+    assert "source own" in text
+    assert "replayable=True" in text
+    assert nothing_began(place)
+    told = place.job(spark)
+    told.write(told.read(stream, replayable=True), sink)
+    assert [("source own", "exactly_once", "a range of offsets can be read again (your word: replayable=True)")] == [
+        row for row in told.check().rows if row[0] == "source own"
+    ]
 
 
 def test_a_function_that_is_not_declared_idempotent(spark: Any, place: Place) -> None:
@@ -166,6 +261,18 @@ def test_two_branches_into_one_sink(spark: Any, place: Place) -> None:
     job = place.job(spark)
     job.write(place.text(job), lines(place))
     assert "'sqlite:lines'" in refused(BadConfig, "sink_twice", lambda: job.write(place.text(job), lines(place)))
+
+
+def test_two_sinks_that_would_erase_each_others_rows(spark: Any, place: Place) -> None:
+    """The database exists already; nothing was written to it but the empty table."""
+    (place.root / "link").symlink_to(place.root)
+    job = place.job(spark, output_mode="complete")
+    counts = words(spark, place).groupBy("word").count()
+    for name, path in (("one", place.database), ("two", place.root / "link" / place.database.name)):
+        job.write(counts, fp.SQLite(path, table="counts", mode="replace", name=name))
+    assert "'one' and 'two'" in refused(BadConfig, "target_twice", job.start)
+    assert ["target_twice"] == [problem.code for problem in look(job._launch(looks=True)).problems]
+    assert [] == table(place.database, "counts")
 
 
 def test_a_job_that_writes_nothing(spark: Any, place: Place) -> None:
@@ -276,10 +383,10 @@ def test_a_sink_that_was_added_or_removed(spark: Any, place: Place) -> None:
     place.counting(spark).run(until="available")
     more = place.counting(spark)
     more.write(place.text(more), lines(place))
-    refused(CheckpointRefused, "sink_added", more.start, sink="sqlite:lines")
+    refused(CheckpointRefused, "sources_changed", more.start)  # one more use of a source without a name
     other = place.job(spark)
     other.write(place.text(other), lines(place))
-    assert refused(CheckpointRefused, "sink_removed", other.start, sink="sqlite:counts")
+    refused(CheckpointRefused, "operator_changed", other.start, sink="sqlite:counts")  # its state would have no owner
 
 
 def test_plain_sparks_checkpoint_is_not_taken_over_unasked(spark: Any, place: Place) -> None:
@@ -294,9 +401,9 @@ def test_a_plan_that_changed_its_state_is_sparks_error_in_our_words(spark: Any, 
     place.counting(spark).run(until="available")
     before = dump(place.database)
     place.say("c")
-    job = place.job(spark)
-    counts = words(spark, place).selectExpr("word", "length(word) AS n").groupBy("word", "n").count()
-    job.write(counts.select("word", "count"), place.counts_sink())
+    job = place.job(spark, allow_plan_changes=True)
+    counts = place.text(job).selectExpr("length(value) AS word").groupBy("word").count()
+    job.write(counts.selectExpr("cast(word AS string) AS word", "count"), place.counts_sink())
     with pytest.raises(CheckpointRefused) as failed:
         job.run(until="available")
     assert ("state_schema", "job") == (failed.value.code, failed.value.where.job)

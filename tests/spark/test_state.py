@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from streams import Place, drop_json
 
 import fencepost as fp
-from fencepost.checkpoints import inside
+from fencepost.admin.state import look, read_state
 from fencepost.cli.main import cli
 from fencepost.errors import FencepostError
 
@@ -170,11 +170,11 @@ def test_every_kind_of_state_is_read_and_nothing_is_written(checkpoints: dict[st
 
 def test_what_cannot_be_shown_is_refused_with_what_can(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     counts, joined = checkpoints["counts"], checkpoints["joined"]
-    assert "Epochs 0 to 2" in said("get", counts, "a", "--epoch", 7)
-    assert "There is: 0 (stateStoreSave)" in said("get", counts, "a", "--operator", 3)
-    assert "It has: left, right" in said("get", joined, "x", "--side", "middle")
+    assert "epochs 0 to 2" in said("get", counts, "a", "--epoch", 7)
+    assert "Choose one of: 0 (stateStoreSave)" in said("get", counts, "a", "--operator", 3)
+    assert "Choose one of: left, right" in said("get", joined, "x", "--side", "middle")
     assert "which_view" in said("export", joined, "--to", tmp_path / "x.json")
-    assert "keeps no state" in said("get", checkpoints["plain"], "a")
+    assert "The job has no state" in said("get", checkpoints["plain"], "a")
     assert "window.start (timestamp)" in (bad := said("get", checkpoints["windows"], "anna", "yesteryear"))
     assert "yesteryear" not in bad
     assert "bad_key" in said("get", counts, "a", "b")
@@ -195,18 +195,18 @@ def test_an_epoch_that_is_undecided_undone_or_retired_is_not_shown(
     done = max(copy.glob("fencepost/*/ledger/*.json"))
     assert '"kind":"done"' in done.read_text()
     done.unlink()
-    assert "Epoch 2 is decided, and no record says yet that it is done" in said("get", copy, "a", "--epoch", 2)
+    assert "Epoch 2 is decided, but not yet recorded as done" in said("get", copy, "a", "--epoch", 2)
     assert '{"word": "a"}  {"count": 2}\n' == said("get", copy, "a")
 
-    found = inside.look(copy)
+    found = look(copy)
     for file in copy.glob("state/0/*/1_*"):
         file.unlink()
     with pytest.raises(FencepostError, match="state_unreadable"):
-        inside.read_state(spark, found, found.operator(None), found.operators[0].views[0], epoch=0)
+        read_state(spark, found, found.operator(None), found.operators[0].views[0], epoch=0)
     for log in ("offsets", "commits"):
         (copy / log / "0").unlink()
-    with pytest.raises(FencepostError, match=r"(?s)epoch_retired.*epochs 1 to 1 are there"):
-        inside.read_state(spark, found, found.operator(None), found.operators[0].views[0], epoch=0)
+    with pytest.raises(FencepostError, match=r"(?s)epoch_retired.*epochs 1 to 1"):
+        read_state(spark, found, found.operator(None), found.operators[0].views[0], epoch=0)
 
 
 def test_a_new_process_finds_the_jobs_own_settings_and_prints_nothing_else(checkpoints: dict[str, Path]) -> None:

@@ -11,13 +11,12 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
+from fencepost_proof.kill.scene import KILLED, class_archive
+from fencepost_proof.rig.jars import SPARK_KAFKA, fetch
+from fencepost_proof.rig.kafka import Broker
+from fencepost_proof.workloads.kafka import KafkaWorkload
+from fencepost_proof.workloads.process import OPTIONS, QUICK
 from topics import read
-
-from fencepost.prove.rig.jars import SPARK_KAFKA, fetch
-from fencepost.prove.rig.kafka import Broker
-from fencepost.prove.scene import KILLED, class_archive
-from fencepost.prove.workloads.kafka import KafkaWorkload
-from fencepost.prove.workloads.process import OPTIONS, QUICK
 
 pytestmark = pytest.mark.spark
 

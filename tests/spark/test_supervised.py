@@ -18,10 +18,11 @@ import pytest
 
 from fencepost.observe import journal
 from fencepost.observe.events import Kind
-from fencepost.observe.pulse import Beat, beats
+from fencepost.observe.heartbeat import Beat, beats, exists
 
+pytestmark = pytest.mark.spark
 JOB = Path(__file__).with_name("supervised_job.py")
-PATIENCE_S = 180
+PATIENCE_S = 300
 
 
 class Place:
@@ -32,8 +33,8 @@ class Place:
         self.lines: list[str] = []
         (folder / "in").mkdir()
 
-    def start(self, *options: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "fencepost", "run", *options, str(JOB), str(self.folder)]
+    def start(self, *options: str, arguments: tuple[str, ...] = ()) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "fencepost", "run", *options, str(JOB), str(self.folder), *arguments]
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
         return self.process
@@ -89,11 +90,13 @@ def place(tmp_path: Path) -> Iterator[Place]:
         found.process.wait(PATIENCE_S)
 
 
-def test_a_killed_driver_is_replaced_by_its_standby_and_the_counts_are_right(place: Place) -> None:
+@pytest.mark.parametrize("sign", ["fencepost: standby", pytest.param("is warm", marks=pytest.mark.long)])
+def test_a_killed_driver_is_replaced_by_its_standby_and_the_counts_are_right(place: Place, sign: str) -> None:
+    """As soon as there is one, or when it is warm."""
     process = place.start("--standby", "--restart", "fixed-delay:attempts=1,delay=1h")
     place.say("a b")
     place.until(place.is_counted)
-    place.until(lambda: "is warm" in place.log)
+    place.until(lambda: sign in place.log)
     first = place.driver
     place.say("b c")
     os.kill(first.pid, signal.SIGKILL)
@@ -108,6 +111,49 @@ def test_a_killed_driver_is_replaced_by_its_standby_and_the_counts_are_right(pla
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("phase", ["session", "sink", "start", "epochs"])
+def test_a_standby_that_is_called_in_any_phase_before_it_is_warm_starts_the_job(place: Place, phase: str) -> None:
+    """In the test its warm-up never comes to an end; until it is called it stands still in this phase."""
+    process = place.start("--standby", "--restart", "fixed-delay:attempts=1,delay=1h", arguments=(phase,))
+    place.say("a b")
+    place.until(place.is_counted)
+    place.until((place.folder / phase).exists)
+    first = place.driver
+    place.say("b c")
+    os.kill(first.pid, signal.SIGKILL)
+    place.until(place.is_counted)
+    place.say("c d")
+    place.until(place.is_counted)
+    assert f"standby {place.driver.pid} takes over (it is not warm yet)" in place.log
+    process.send_signal(signal.SIGTERM)
+    assert 0 == process.wait(PATIENCE_S)
+    assert "is warm" not in place.log
+    place.check()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("phase", ["session", "epochs"])
+def test_a_standby_and_its_jvm_end_with_a_supervisor_that_dies_before_they_are_warm(place: Place, phase: str) -> None:
+    process = place.start("--standby", arguments=(phase,))
+    place.say("a b")
+    place.until((place.folder / phase).exists)
+    driver = place.driver.pid
+    (standby,) = set(_children(process.pid)) - {driver}
+    jvm = _jvm_of(standby)
+    process.kill()
+    process.wait()
+    try:
+        place.until(lambda: not exists(standby) and not exists(jvm))
+        place.say("b c")
+        place.until(place.is_counted)
+        assert driver == place.driver.pid
+    finally:
+        os.kill(driver, signal.SIGTERM)
+    place.until(lambda: not exists(driver))
+    place.check()
+
+
+@pytest.mark.long
 def test_a_driver_killed_twenty_times_in_a_row_comes_back_each_time_until_the_budget_is_spent(place: Place) -> None:
     process = place.start("--restart", "fixed-delay:attempts=20,delay=0s")
     for number in range(20):
@@ -119,7 +165,10 @@ def test_a_driver_killed_twenty_times_in_a_row_comes_back_each_time_until_the_bu
     place.check()
     os.kill(place.driver.pid, signal.SIGKILL)
     assert 4 == process.wait(PATIENCE_S)
-    assert "[restarts_spent] 21 failures, and fixed_delay:attempts=20,delay=0s allows no more restarts" in place.log
+    assert (
+        "[restarts_spent] Gave up after 21 failures: fixed_delay:attempts=20,delay=0s allows no more restarts"
+        in place.log
+    )
     assert "data:  Safe" in place.log
     place.check()
 
@@ -135,7 +184,7 @@ def test_a_frozen_driver_is_killed_and_started_again(place: Place, victim: str) 
     place.say("b c")
     os.kill(frozen, signal.SIGSTOP)
     place.until(place.is_counted)
-    assert "had no pulse for" in place.log
+    assert "sent no heartbeat for" in place.log
     process.send_signal(signal.SIGTERM)
     assert 0 == process.wait(PATIENCE_S)
     place.check()
@@ -175,5 +224,8 @@ def test_a_new_supervisor_takes_over_from_one_that_was_killed_and_the_old_driver
 
 def _jvm_of(pid: int) -> int:
     """The JVM is the child of the driver's Python."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return next(int(child) for child in children if "java" in Path(f"/proc/{child}/comm").read_text())
+    return next(child for child in _children(pid) if "java" in Path(f"/proc/{child}/comm").read_text())
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

@@ -84,7 +84,6 @@ def test_a_second_start_of_a_running_job_is_refused_and_the_first_goes_on(spark:
 @pytest.mark.parametrize(
     ("settings", "code"),
     [
-        ({"interval": "soon"}, "bad_interval"),
         ({"name": 5}, "bad_job_name"),
         ({"checkpoint": __file__}, "checkpoint_unusable"),
         ({"checkpoint": __file__ + "/below"}, "checkpoint_unusable"),

@@ -6,32 +6,35 @@ import inspect
 import json
 import sqlite3
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
+from fencepost.connectors.files.session import FilesSession
+from fencepost.connectors.files.sink import Files
+from fencepost.connectors.sqlite import dialect
+from fencepost.connectors.sqlite.sink import SQLite
+from fencepost.connectors.table.database import Table
+from fencepost.connectors.table.mark import Mark
+from fencepost.connectors.table.session import TableSession
+from fencepost.contract import Asked, Examined, Holding, Instant, Rehearsal, alike
 from fencepost.errors import EpochFailed
 from fencepost.protocol.effects import Outcome
 from fencepost.protocol.records import Epoch, Handle, WriterNumber
-from fencepost.rows import Rows
-from fencepost.sinks import sqlite_file
-from fencepost.sinks.files import Files, FilesSession
-from fencepost.sinks.holding import Asked, Examined, Holding, alike
-from fencepost.sinks.marks import Mark
-from fencepost.sinks.rehearsal import Rehearsal
-from fencepost.sinks.sqlite import SQLite, SqliteSession
+from fencepost.store.staging import Rows
 from fencepost.testing import SinkContract
 
 
 @pytest.fixture(autouse=True)
 def _short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sqlite_file, "PATIENT", "PRAGMA busy_timeout = 50")
-    monkeypatch.setattr(sqlite_file, "IMPATIENT", "PRAGMA busy_timeout = 50")
+    monkeypatch.setattr(dialect, "PATIENT", "PRAGMA busy_timeout = 50")
+    monkeypatch.setattr(dialect, "IMPATIENT", "PRAGMA busy_timeout = 50")
 
 
 @contextmanager
@@ -45,14 +48,14 @@ class OnSqlite(SinkContract):
     notices_a_setback = True
     tells = True
     finds_strays = True
-    session: type[SqliteSession] = SqliteSession
+    session: type[TableSession] = TableSession
     key: str | None = None
 
     def make_sink(self, tmp_path: Path) -> SQLite:
         session = self.session
 
         class Sabotaged(SQLite):
-            def session(self, job: str) -> SqliteSession:
+            def session(self, job: str) -> TableSession:
                 return session(self, job)
 
         return Sabotaged(tmp_path / "t.db", table="t", key=self.key, name="t")
@@ -100,35 +103,35 @@ class OnFiles(SinkContract):
         return [tuple(json.loads(line).values()) for line in lines]
 
 
-class ForgetsTheEpochRow(SqliteSession):
+class ForgetsTheEpochRow(TableSession):
     def _set_mark(self, epoch: Epoch, handles: tuple[Handle, ...]) -> None:
         pass
 
 
-class AppliesAgain(SqliteSession):
+class AppliesAgain(TableSession):
     def is_there(self, found: Mark | None, epoch: Epoch, handles: tuple[Handle, ...]) -> bool:
         return False
 
 
-class CommitsInTheVote(SqliteSession):
+class CommitsInTheVote(TableSession):
     def verify(self, epoch: Epoch, handles: tuple[Handle, ...]) -> tuple[str, ...]:
         dead = super().verify(epoch, handles)
         self._end()
         return dead
 
 
-class SaysGoneWhenBusy(SqliteSession):
+class SaysGoneWhenBusy(TableSession):
     def commit(self, epoch: Epoch, handles: tuple[Handle, ...]) -> Mapping[str, Outcome]:
         answers = super().commit(epoch, handles)
         return {i: Outcome.GONE if answer is Outcome.IN_DOUBT else answer for i, answer in answers.items()}
 
 
-class SaysDoneWhenBusy(SqliteSession):
+class SaysDoneWhenBusy(TableSession):
     def commit(self, epoch: Epoch, handles: tuple[Handle, ...]) -> Mapping[str, Outcome]:
         return dict.fromkeys(super().commit(epoch, handles), Outcome.DONE)
 
 
-class KeepsTheLastAttempt(SqliteSession):
+class KeepsTheLastAttempt(TableSession):
     def _let_go(self) -> None:
         pass
 
@@ -137,27 +140,27 @@ class KeepsTheLastAttempt(SqliteSession):
             self.database.begin(patient=patient)
 
 
-class LetsAnyLineageIn(SqliteSession):
+class LetsAnyLineageIn(TableSession):
     def _is_foreign(self, found: Mark) -> bool:
         return False
 
 
-class TakesAncestorsForStrangers(SqliteSession):
+class TakesAncestorsForStrangers(TableSession):
     def _is_foreign(self, found: Mark) -> bool:
         return found.lineage != self.owner.lineage
 
 
-class TakesAheadForDone(SqliteSession):
+class TakesAheadForDone(TableSession):
     def check_before_vote(self, found: Mark | None, epoch: Epoch) -> None:
         pass
 
 
-class ForgetsWhatItHeld(SqliteSession):
+class ForgetsWhatItHeld(TableSession):
     def _check_not_behind(self, found: Mark | None, epoch: Epoch | None = None) -> None:
         pass
 
 
-class QuotesValues(SqliteSession):
+class QuotesValues(TableSession):
     def pre_commit(self, epoch: Epoch, rows: Rows) -> Handle | None:
         handle = super().pre_commit(epoch, rows)
         if handle is None:
@@ -166,36 +169,36 @@ class QuotesValues(SqliteSession):
         return Handle(handle.id, handle.sink, handle.rows, handle.kept, {"first": row})
 
 
-class HandlesNothing(SqliteSession):
+class HandlesNothing(TableSession):
     def pre_commit(self, epoch: Epoch, rows: Rows) -> Handle | None:
         return super().pre_commit(epoch, rows) or Handle(self.owner.handle_id(epoch), self.sink, 0)
 
 
-class UsesOneId(SqliteSession):
+class UsesOneId(TableSession):
     def pre_commit(self, epoch: Epoch, rows: Rows) -> Handle | None:
         handle = super().pre_commit(epoch, rows)
         return handle and Handle(f"epoch-{epoch}", handle.sink, handle.rows, handle.kept)
 
 
-class InventsAnIdentity(SqliteSession):
+class InventsAnIdentity(TableSession):
     def preflight(self, schema: pa.Schema, mode: Any) -> str:
         super().preflight(schema, mode)
         return uuid.uuid4().hex
 
 
-class NamesTheIdentityAfterThePath(SqliteSession):
+class NamesTheIdentityAfterThePath(TableSession):
     def preflight(self, schema: pa.Schema, mode: Any) -> str:
         super().preflight(schema, mode)
         return "t.db"
 
 
-class ChecksNoColumns(SqliteSession):
-    def _fit(self, schema: pa.Schema) -> None:
-        if not self._file.columns("t"):
-            super()._fit(schema)
+class ChecksNoColumns(TableSession):
+    def _fit(self, schema: pa.Schema, *, only_look: bool = False) -> None:
+        if not self.database.columns("t"):
+            super()._fit(schema, only_look=only_look)
 
 
-class SwallowsRefusals(SqliteSession):
+class SwallowsRefusals(TableSession):
     def verify(self, epoch: Epoch, handles: tuple[Handle, ...]) -> tuple[str, ...]:
         try:
             return super().verify(epoch, handles)
@@ -203,7 +206,7 @@ class SwallowsRefusals(SqliteSession):
             return ()
 
 
-class QuotesRefusedRows(SqliteSession):
+class QuotesRefusedRows(TableSession):
     def verify(self, epoch: Epoch, handles: tuple[Handle, ...]) -> tuple[str, ...]:
         try:
             return super().verify(epoch, handles)
@@ -212,58 +215,112 @@ class QuotesRefusedRows(SqliteSession):
             raise
 
 
-class KeepsTheFirstRow(SqliteSession):
-    def apply(self, rows: Rows) -> None:
-        there = {key for (key,) in self._file.run("SELECT k FROM t")}
+class KeepsTheFirstRow(TableSession):
+    def _apply(self, rows: Rows, *how: Any) -> None:
+        there = {key for (key,) in self.database.run("SELECT k FROM t")}
         if not there & {row["k"] for batch in rows.batches() for row in batch.to_pylist()}:
-            super().apply(rows)
+            super()._apply(rows, *how)
 
 
-class LosesWhatItHeld(SqliteSession):
+class ReplacesWhateverIsThere(TableSession):
+    """Rows of an epoch are in order, and the last of them replaces a greater one."""
+
+    def _compared(self, schema: pa.Schema, order: Sequence[str]) -> Table:
+        return super()._compared(schema, ())
+
+
+class RemovesNothing(TableSession):
+    def _delete(self, keys: pa.RecordBatch, table: Table) -> None:
+        pass
+
+
+class RemovesBeforeItWrites(TableSession):
+    """Two passes over an epoch: a row that is written and then removed stays."""
+
+    def _put(self, schema: pa.Schema, batches: Iterator[pa.RecordBatch], deletes: str | None, *how: Any) -> None:
+        if deletes is None:
+            super()._put(schema, batches, deletes, *how)
+            return
+        rows = list(batches)
+        for gone in (True, False):
+            for batch in rows:
+                mine = batch.filter(pc.equal(batch.column(deletes), gone))
+                if gone:
+                    self._delete(mine.select(["k"]), self.table)
+                else:
+                    self._insert(batch.schema.remove(2), iter([mine.drop_columns([deletes])]), self.table)
+
+
+class TakesNullForFalse(TableSession):
+    def _put(self, schema: pa.Schema, batches: Iterator[pa.RecordBatch], deletes: str | None, *how: Any) -> None:
+        if deletes is None:
+            super()._put(schema, batches, deletes, *how)
+            return
+        for batch in batches:
+            self._insert(batch.schema.remove(2), iter([batch.drop_columns([deletes])]), self.table)
+
+
+class LosesWhatItHeld(TableSession):
     def _finish(self, epoch: Epoch, handles: tuple[Handle, ...]) -> None:
         pass
 
 
-class LosesWhatIsWritten(SqliteSession):
+class LosesWhatIsWritten(TableSession):
     def write(self, epoch: Epoch, rows: Rows) -> None:
         self._begin(patient=True)
-        self.apply(rows)
+        self._apply(rows, None, ())
 
 
-class CommitsTwice(SqliteSession):
-    def apply(self, rows: Rows) -> None:
-        super().apply(rows)
-        super().apply(rows)
+class CommitsTwice(TableSession):
+    def _apply(self, rows: Rows, *how: Any) -> None:
+        super()._apply(rows, *how)
+        super()._apply(rows, *how)
 
 
-class RaisesOnClose(SqliteSession):
+class RaisesOnClose(TableSession):
     def close(self) -> None:
-        if not self._file.users:
+        if not self.database.users:
             raise RuntimeError("closed twice")
         super().close()
 
 
-class AlwaysSaysHeld(SqliteSession):
+class AlwaysSaysHeld(TableSession):
     def examine(self, asked: Asked) -> Examined:
         return replace(super().examine(asked), holdings=alike(asked, Holding.HELD))
 
 
-class SaysNothing(SqliteSession):
+class SaysNothing(TableSession):
     def examine(self, asked: Asked) -> Examined:
         return Examined(holdings=alike(asked, Holding.UNKNOWN))
 
 
-class LooksAtAnotherTarget(SqliteSession):
+class LooksAtAnotherTarget(TableSession):
     def examine(self, asked: Asked) -> Examined:
         return replace(super().examine(asked), identity="another:t")
 
 
-class SeesOnlyWhatItIsAskedFor(SqliteSession):
+class SeesOnlyWhatItIsAskedFor(TableSession):
     def examine(self, asked: Asked) -> Examined:
         return replace(super().examine(asked), strays=())
 
 
-class MakesWhatItRehearses(SqliteSession):
+class ClaimsAnInstantWithoutAText(TableSession):
+    def as_of(self, asked: Asked, epoch: Epoch) -> Instant:
+        return replace(super().as_of(asked, epoch), text="", exact=True)
+
+
+class TakesAnyEpochForNow(TableSession):
+    def as_of(self, asked: Asked, epoch: Epoch) -> Instant:
+        return super().as_of(asked, max(asked.epochs))
+
+
+class CommitsWhenAsked(TableSession):
+    def as_of(self, asked: Asked, epoch: Epoch) -> Instant:
+        self._end()
+        return super().as_of(asked, epoch)
+
+
+class MakesWhatItRehearses(TableSession):
     def rehearse(self, schema: pa.Schema, mode: Any) -> Rehearsal | None:
         found = super().rehearse(schema, mode)
         self.preflight(schema, mode)
@@ -320,6 +377,12 @@ SABOTAGED: list[tuple[type, type[SinkContract], str]] = [
     (SwallowsRefusals, OnKeyed, "a_failed_vote_leaves_nothing_and_quotes_no_value"),
     (QuotesRefusedRows, OnKeyed, "a_failed_vote_leaves_nothing_and_quotes_no_value"),
     (KeepsTheFirstRow, OnKeyed, "in_update_mode_a_later_row_replaces_an_earlier_one"),
+    (ReplacesWhateverIsThere, OnKeyed, "a_row_does_not_replace_a_greater_one_whatever_the_epochs"),
+    (RemovesNothing, OnKeyed, "a_row_marked_as_deleted_removes_the_row_of_its_key"),
+    (RemovesBeforeItWrites, OnKeyed, "a_row_marked_as_deleted_removes_the_row_of_its_key"),
+    (AppliesAgain, OnKeyed, "a_removed_row_stays_removed_whatever_is_committed_again"),
+    (LosesWhatItHeld, OnKeyed, "a_removed_row_stays_removed_whatever_is_committed_again"),
+    (TakesNullForFalse, OnKeyed, "a_row_that_does_not_say_whether_it_is_deleted_is_refused"),
     (LosesWhatItHeld, OnSqlite, "a_second_driver_commits_what_the_first_left_when_it_vanished"),
     (LosesWhatIsWritten, OnSqlite, "a_plain_write_is_visible_at_once"),
     (CommitsTwice, OnSqlite, "a_commit_makes_every_row_visible_once"),
@@ -329,6 +392,9 @@ SABOTAGED: list[tuple[type, type[SinkContract], str]] = [
     (AlwaysSaysHeld, OnSqlite, "a_look_misses_what_the_target_forgot"),
     (SeesOnlyWhatItIsAskedFor, OnSqlite, "a_look_names_an_epoch_that_the_ledger_does_not_know"),
     (LooksAtAnotherTarget, OnSqlite, "a_look_takes_no_other_identity_for_the_targets_own"),
+    (ClaimsAnInstantWithoutAText, OnSqlite, "an_instant_can_be_read_or_says_why_not_and_asking_changes_nothing"),
+    (TakesAnyEpochForNow, OnSqlite, "an_instant_can_be_read_or_says_why_not_and_asking_changes_nothing"),
+    (CommitsWhenAsked, OnSqlite, "an_instant_can_be_read_or_says_why_not_and_asking_changes_nothing"),
     (MakesWhatItRehearses, OnSqlite, "a_rehearsal_makes_nothing_and_refuses_what_a_start_refuses"),
     (ChecksNoColumns, OnSqlite, "a_rehearsal_makes_nothing_and_refuses_what_a_start_refuses"),
     (AbortsEqualWriters, OnFiles, "orphans_are_those_of_older_writers_only"),
@@ -371,7 +437,7 @@ def test_the_contract_catches_a_sink_that(session: type, contract: type[SinkCont
 
 
 @pytest.mark.parametrize(
-    ("session", "contract"), [(SqliteSession, OnSqlite), (SqliteSession, OnKeyed), (FilesSession, OnFiles)]
+    ("session", "contract"), [(TableSession, OnSqlite), (TableSession, OnKeyed), (FilesSession, OnFiles)]
 )
 def test_the_contract_lets_a_right_sink_pass(session: type, contract: type[SinkContract], tmp_path: Path) -> None:
     assert [] == failures(contract, session, tmp_path)

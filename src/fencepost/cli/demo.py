@@ -27,6 +27,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import click
 from rich.console import Console
 from rich.table import Table
 
@@ -45,7 +46,7 @@ PATIENCE_S = 120
 
 
 class DemoFailed(Exception):
-    """Something did not run at all; the figures are a matter of the exit code."""
+    """Something did not run at all; wrong figures are reported by the exit code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,21 @@ class Kill:
     where: str
 
 
-def run_demo(*, kills: int, seed: int, folder: Path | None) -> int:
+@click.command()
+@click.option(
+    "--kills", type=click.IntRange(min=1), default=4, show_default=True, help="How often the second job is killed."
+)
+@click.option("--seed", type=int, help="Repeat a run: the same data, the same random choices.")
+@click.option("--folder", type=click.Path(path_type=Path), help="Keep everything here instead of a temporary folder.")
+def demo(kills: int, seed: int | None, folder: Path | None) -> None:
+    """Kill a streaming job with SIGKILL, again and again, and count what its sinks hold."""
+    if folder is not None and folder.exists():
+        raise click.BadParameter("it exists already; name a new folder", param_hint="--folder")
+    chosen = random.randrange(1_000_000) if seed is None else seed  # noqa: S311 - not a secret
+    sys.exit(_run(kills=kills, seed=chosen, folder=folder))
+
+
+def _run(*, kills: int, seed: int, folder: Path | None) -> int:
     """Run both parts; 0 if every figure is right, 1 if not."""
     console = Console(width=None if sys.stdout.isatty() else 100)
     place = folder or Path(tempfile.mkdtemp(prefix="fencepost-demo-"))
@@ -91,7 +106,7 @@ def _story(console: Console, folder: Path) -> bool:
         if _wait(_spawn("story", folder)) != 0:
             raise DemoFailed(f"The second run failed; see {folder / 'job.log'}")
     sums = list(accumulate(number for part in STORY for number in part))
-    table = Table("guarantee", "the sums in the sink", "lost", "twice")
+    table = Table("guarantee", "the sums in the sink", "lost", "duplicated")
     found = {level: _query(folder / f"{level}.db", 'SELECT "sum" FROM "sums" ORDER BY "sum"') for level in LEVELS}
     verdicts = {}
     for level in LEVELS:
@@ -141,7 +156,7 @@ def _words(console: Console, folder: Path, kills: int, chance: random.Random) ->
 
 
 def _run_and_kill(folder: Path, number: int, kills: int, chance: random.Random) -> bool:
-    """Start the job and kill it; False if it came to its end."""
+    """Start the job and kill it; False if it finished."""
     if number >= kills or number % 2:
         aim = AIMED[number // 2 % len(AIMED)] if number < kills else ""
         code = _wait(_spawn("words", folder, {faults.ARM: aim}))
@@ -168,7 +183,7 @@ def _verdict(console: Console, folder: Path, lines: dict[int, str], kills: int) 
     lost, doubled = len(wanted - set(out)), sum(n - 1 for n in out.values()) + len(set(out) - wanted)
     short = sum(max(0, n - counts.get(word, 0)) for word, n in words.items())
     over = sum(max(0, n - words[word]) for word, n in counts.items())
-    table = Table("sink", "in", "out", "lost", "doubled", "kills", "restarts")
+    table = Table("sink", "in", "out", "lost", "duplicated", "kills", "restarts")
     both = (str(kills), str(kills))
     table.add_row("lines", str(len(lines)), str(sum(out.values())), str(lost), str(doubled), *both)
     table.add_row("word counts", str(words.total()), str(sum(counts.values())), str(short), str(over), *both)
@@ -209,7 +224,7 @@ def _where(folder: Path) -> Kill:
     bodies = [json.loads(path.read_text())["body"] for path in _records(folder)]
     decided = max((body["epoch"] for body in bodies if "snapshot" in body), default=-1)
     if decided > complete:
-        return Kill(decided, "after its decision, before Spark completed it")
+        return Kill(decided, "after its decision, before Spark had completed it")
     if begun > decided:
         return Kill(begun, "before its decision")
     return Kill(complete, "after it was complete")
@@ -252,7 +267,7 @@ def _wait(job: subprocess.Popen[bytes]) -> int:
 
 
 def _end_group(pid: int) -> None:
-    """A killed driver leaves its JVM for a second or two; it must not meet the next one."""
+    """A killed driver's JVM lives on for a second or two; it must not meet the next one."""
     try:
         os.killpg(pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -260,7 +275,7 @@ def _end_group(pid: int) -> None:
 
 
 def _put(folder: Path, name: str, lines: list[str], order: int) -> None:
-    """Move a whole file into the folder; the time stamps keep Spark to our order."""
+    """Move a complete file into the folder; the timestamps make Spark read the files in our order."""
     temp = folder / f".{name}"
     temp.write_text("\n".join(lines) + "\n")
     os.utime(temp, (1_700_000_000 + order, 1_700_000_000 + order))

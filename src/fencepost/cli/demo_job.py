@@ -1,4 +1,4 @@
-"""The jobs of the demo, each in a process of its own so that it can be killed. Plain fencepost jobs, as a user's."""
+"""The jobs of the demo, each in its own process so that it can be killed. Plain fencepost jobs, like a user's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fencepost doctor`: what is wrong with a checkpoint, is the data safe, and what to do."""
+"""`fencepost doctor`: what is wrong with a checkpoint, whether the data is safe, and what to do."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import sys
 
 import click
 
-from fencepost.checkpoints.doctor import Diagnosis, diagnose
-from fencepost.checkpoints.doctor import repair as put_back
-from fencepost.cli.find import FOLDER, JOB
-from fencepost.ledger import Place
+from fencepost.admin.doctor import Diagnosis, diagnose, repair
+from fencepost.cli.frame import progress
+from fencepost.cli.lookup import FOLDER, JOB
+from fencepost.store import Place
 
-_CURES = {
-    "start": "mended by the next start",
+_FIXES = {
+    "start": "repaired by the next start",
     "copy": "can be put back",
     "restore": "needs a savepoint",
     "person": "needs you",
@@ -22,22 +22,26 @@ _CURES = {
 
 @click.command()
 @click.argument("checkpoint", metavar="JOB", type=JOB)
-@click.option("--savepoints", "folders", type=FOLDER, multiple=True, help="Folders of savepoints to look into, too.")
-@click.option("--repair", is_flag=True, help="Put back files whose right bytes a savepoint has. Stop the job first.")
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
-def doctor(checkpoint: Place, folders: tuple[Place, ...], repair: bool, as_json: bool) -> None:
-    """Look a checkpoint over: is it whole, and what is to be done if it is not.
+@click.option("--savepoints", "folders", type=FOLDER, multiple=True, help="More folders with savepoints to search.")
+@click.option(
+    "--repair", "is_repair", is_flag=True, help="Put back files whose right bytes a savepoint has. Stop the job first."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def doctor(checkpoint: Place, folders: tuple[Place, ...], is_repair: bool, as_json: bool) -> None:
+    """Check a checkpoint for damage, and say what to do about it.
 
     JOB is its file, its name or its checkpoint folder. Exit code 1: something was found.
 
-    Nothing is changed without --repair; with it, files are put back from savepoints where a sum in the checkpoint
-    proves that they are the right ones. The damaged ones are kept beside them.
+    Nothing is changed without --repair; with it, files are put back from savepoints where a checksum in the checkpoint
+    proves that they are the right ones. The damaged files are kept beside them.
     """
-    found = diagnose(checkpoint, folders)
-    if repair:
-        for finding in put_back(checkpoint, found):
+    with progress(as_json=as_json) as tell:
+        found = diagnose(checkpoint, folders, tell)
+    if is_repair:
+        for finding in repair(checkpoint, found):
             click.echo(f"put back: {finding.name}", err=True)
-        found = diagnose(checkpoint, folders)
+        with progress(as_json=as_json) as tell:
+            found = diagnose(checkpoint, folders, tell)
     if as_json:
         click.echo(json.dumps(_plain(found), indent=1))
     else:
@@ -47,16 +51,16 @@ def doctor(checkpoint: Place, folders: tuple[Place, ...], repair: bool, as_json:
 
 def _print(found: Diagnosis) -> None:
     if found.is_whole:
-        click.echo(f"Whole: job {found.job}, epoch {found.epoch} is done and everything that it rests on is there.")
+        click.echo(f"Whole: job {found.job}, epoch {found.epoch} is complete and everything it needs is there.")
         return
     for finding in found.findings:
         click.echo(f"[{finding.code}] {finding.name}: {finding.what}")
-        click.echo(f"  {_CURES[finding.cure]}. {finding.next}")
+        click.echo(f"  {_FIXES[finding.fix]}. {finding.next}")
 
 
 def _plain(found: Diagnosis) -> dict[str, object]:
     findings = [
-        {"code": one.code, "name": one.name, "what": one.what, "cure": one.cure, "next": one.next}
+        {"code": one.code, "name": one.name, "what": one.what, "fix": one.fix, "next": one.next}
         for one in found.findings
     ]
     return {"job": found.job, "epoch": found.epoch, "whole": found.is_whole, "findings": findings}

@@ -10,29 +10,31 @@ from typing import Any
 
 import click
 
-from fencepost.cli.find import JOB, told
+from fencepost.cli.lookup import JOB, told
 from fencepost.errors import UNCHANGED, BadConfig, Where
-from fencepost.ledger import Place
-from fencepost.observe.epochs import Epoch, Epochs, read
+from fencepost.observe.history import Epoch, Epochs, read
+from fencepost.store import Place
 
 _job = click.argument("checkpoint", metavar="JOB", type=JOB)
-_json = click.option("--json", "as_json", is_flag=True, help="For programs.")
+_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 HEADS = ("epoch", "is", "decided", "writer", "rows", "sinks", "took", "cause")
 
 
 @click.group()
 def epochs() -> None:
-    """List a job's epochs, or show all that is known of one.
+    """List a job's epochs, or show everything known about one.
 
-    JOB is its file, its name or its checkpoint; it may run meanwhile. What was decided is the ledger's word,
-    the times are the journal's, which forgets sooner. No row's value is shown: none is kept.
+    JOB is its file, its name or its checkpoint; it may be running. Decisions come from the ledger, times from the
+    journal, which keeps fewer epochs. No row's value is shown: none is kept.
     """
 
 
 @epochs.command("list")
 @_job
-@click.option("--last", type=click.IntRange(min=1), default=20, show_default=True, help="Only so many of the newest.")
+@click.option(
+    "--last", type=click.IntRange(min=1), default=20, show_default=True, help="How many of the newest to list."
+)
 @_json
 def list_command(checkpoint: Place, last: int, as_json: bool) -> None:
     """List the newest epochs of JOB."""
@@ -48,7 +50,7 @@ def list_command(checkpoint: Place, last: int, as_json: bool) -> None:
         return
     _table([_row(one) for one in shown])
     if len(found.epochs) > last:
-        click.echo(f"{len(found.epochs) - last} older ones are known, too (--last)", err=True)
+        click.echo(f"{len(found.epochs) - last} older epochs are not shown (--last)", err=True)
 
 
 @epochs.command()
@@ -56,7 +58,7 @@ def list_command(checkpoint: Place, last: int, as_json: bool) -> None:
 @click.argument("epoch", type=click.IntRange(min=0))
 @_json
 def show(checkpoint: Place, epoch: int, as_json: bool) -> None:
-    """Show all that is known of one EPOCH of JOB."""
+    """Show everything known about one EPOCH of JOB."""
     with told(checkpoint):
         found = read(checkpoint)
     one = _the_one(found, epoch, checkpoint)
@@ -78,7 +80,7 @@ def _the_one(found: Epochs, epoch: int, checkpoint: Place) -> Epoch:
         f"Nothing is known of epoch {epoch}.",
         where=Where(job=found.job, path=str(checkpoint)),
         safe=UNCHANGED,
-        next=f"Known are: {known}. fp.Checkpoint(retained=…) says how many are kept.",
+        next=f"Known epochs: {known}. fp.Checkpoint(keep_epochs=…) sets how many are kept.",
     )
 
 
@@ -88,7 +90,7 @@ def _table(rows: list[tuple[str, ...]]) -> None:
         for row in [HEADS, *rows]:
             click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
         return
-    # Only here, for it takes longer to import than all the rest.
+    # Imported here because it takes longer than everything else together.
     from rich import box  # noqa: PLC0415 - as above
     from rich.console import Console  # noqa: PLC0415 - as above
     from rich.table import Table  # noqa: PLC0415 - as above
@@ -137,9 +139,9 @@ def _course(one: Epoch) -> Iterator[tuple[str, str]]:
 
 
 def _position(text: str | None) -> str:
-    """A file source's number alone; everything else as Spark has it."""
+    """For a file source just its number; anything else as Spark writes it."""
     if text is None:
-        return "not known any more"
+        return "no longer known"
     if text == "-":
         return "the beginning"
     try:

@@ -9,24 +9,24 @@ from typing import Any
 
 import click
 
-from fencepost.checkpoints import manifest
-from fencepost.checkpoints import savepoint as savepoints
-from fencepost.checkpoints.claimed import clear
-from fencepost.checkpoints.manifest import Savepoint
-from fencepost.cli.anew import restore
-from fencepost.cli.find import FOLDER, JOB
-from fencepost.ledger import Place, RemotePath
+from fencepost.admin import savepoint as copies
+from fencepost.admin.folder import clear
+from fencepost.cli.frame import progress
+from fencepost.cli.lookup import FOLDER, JOB
+from fencepost.cli.rewind import restore
+from fencepost.store import Place, RemotePath
+from fencepost.store.savepoints import Savepoint, find, load
 
-HALF = "{}: half made; its maker died, or is still at it. Nothing was done; add --yes to delete what is there."
-_json = click.option("--json", "as_json", is_flag=True, help="For programs.")
+HALF = "{}: incomplete; its command died, or is still running. Nothing was done; add --yes to delete what is there."
+_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 @click.group()
 def savepoint() -> None:
-    """Keep verified copies of a checkpoint, and begin anew from them.
+    """Keep verified copies of a checkpoint, and start over from them.
 
-    A savepoint is a folder of its own: it may be moved, and outlives the checkpoint. Exit code 1: verification found
-    something; 2: it could not be done.
+    A savepoint is a separate folder: it may be moved, and outlives the checkpoint. Exit code 1: verification found
+    something; 2: the command could not be done.
     """
 
 
@@ -35,11 +35,12 @@ savepoint.add_command(restore)
 
 @savepoint.command()
 @click.argument("checkpoint", metavar="JOB", type=JOB)
-@click.option("--name", help="By default the job's name, the epoch and the time.")
-@click.option("--to", type=FOLDER, help="The folder that gets it; by default <checkpoint>.savepoints, beside it.")
+@click.option("--name", help="Its name; by default the job's name, the epoch and the time.")
+@click.option("--to", type=FOLDER, help="The folder to put it in; by default <checkpoint>.savepoints.")
 def create(checkpoint: Place, name: str | None, to: Place | None) -> None:
     """Copy the newest complete epoch of JOB, running or not. Prints the savepoint's folder."""
-    made = savepoints.create(checkpoint, name=name, to=to)
+    with progress() as tell:
+        made = copies.create(checkpoint, name=name, to=to, tell=tell)
     click.echo(f"epoch {made.epoch} of job {made.job}: {len(made.files)} files, {_size(made.size)}", err=True)
     click.echo(made.path)
 
@@ -49,26 +50,28 @@ def create(checkpoint: Place, name: str | None, to: Place | None) -> None:
 @_json
 def list_command(place: Place, as_json: bool) -> None:
     """List the savepoints in a folder, or those beside a job's checkpoint, oldest first. Their files are not read."""
-    found, damaged = manifest.find(place)
+    found, refused = find(place)
     if as_json:
         rows = [{**_head(one), "path": str(one.path)} for one in found]
-        click.echo(json.dumps({"savepoints": rows, "damaged": [str(path) for path in damaged]}, indent=1))
+        newer = [error.where.path for error in refused if error.code == "newer_format"]
+        damaged = [error.where.path for error in refused if error.code != "newer_format"]
+        click.echo(json.dumps({"savepoints": rows, "damaged": damaged, "newer": newer}, indent=1))
         return
     for one in found:
         click.echo(f"{one.path}  job {one.job}, epoch {one.epoch}, {one.created}, {_size(one.size)}")
-    for path in damaged:
-        click.echo(f"{path}  damaged: its manifest cannot be trusted")
-    if not found and not damaged:
-        click.echo("No savepoint here.", err=True)
+    for error in refused:
+        click.echo(f"{error.where.path}  [{error.code}] {error.what}")
+    if not found and not refused:
+        click.echo("There is no savepoint here.", err=True)
 
 
 @savepoint.command()
 @click.argument("path", metavar="SAVEPOINT", type=FOLDER)
 @_json
 def show(path: Place, as_json: bool) -> None:
-    """Say what SAVEPOINT holds: its job, its epoch, and how much state each partition has."""
-    found = manifest.load(path)
-    state = savepoints.state_sizes(found)
+    """Show what SAVEPOINT holds: its job, its epoch, and how much state each partition has."""
+    found = load(path)
+    state = copies.state_sizes(found)
     if as_json:
         rows = [{"operator": operator, "partition": part, "bytes": size} for (operator, part), size in state.items()]
         click.echo(json.dumps({**_head(found), "path": str(found.path), "state": rows}, indent=1))
@@ -84,9 +87,10 @@ def show(path: Place, as_json: bool) -> None:
 @click.argument("path", metavar="SAVEPOINT", type=FOLDER)
 @_json
 def verify(path: Place, as_json: bool) -> None:
-    """Read every file of SAVEPOINT and compare all sums; exit code 1 if something is missing or changed."""
-    found = manifest.load(path)
-    wrong = savepoints.verify(found)
+    """Read every file of SAVEPOINT and compare the checksums; exit code 1 if something is missing or changed."""
+    found = load(path)
+    with progress(as_json=as_json) as tell:
+        wrong = copies.verify(found, tell)
     if as_json:
         click.echo(
             json.dumps({"name": found.name, "whole": not wrong, "problems": [asdict(p) for p in wrong]}, indent=1)
@@ -95,7 +99,7 @@ def verify(path: Place, as_json: bool) -> None:
         for problem in wrong:
             click.echo(str(problem))
         click.echo(
-            f"{len(wrong)} of {len(found.files)} files are not whole: do not restore it."
+            f"{len(wrong)} of {len(found.files)} files are damaged or missing: do not restore it."
             if wrong
             else f"Whole: {len(found.files)} files, {_size(found.size)}, epoch {found.epoch}."
         )
@@ -106,18 +110,18 @@ def verify(path: Place, as_json: bool) -> None:
 @click.argument("path", metavar="SAVEPOINT", type=FOLDER)
 @click.option("--yes", is_flag=True, help="Do it. Without it nothing is done.")
 def delete(path: Place, yes: bool) -> None:
-    """Delete SAVEPOINT for good, or what is left of one on a remote store that was never completed."""
-    if isinstance(path, RemotePath) and savepoints.is_half(path):
+    """Delete SAVEPOINT permanently, or what is left of an incomplete one on a remote store."""
+    if isinstance(path, RemotePath) and copies.is_half(path):
         if yes:
             clear(path)
-        click.echo(f"Deleted {path}: it was half made." if yes else HALF.format(path))
+        click.echo(f"Deleted {path}: it was incomplete." if yes else HALF.format(path))
         return
-    found = manifest.load(path)
+    found = load(path)
     what = f"{found.path}: epoch {found.epoch} of job {found.job}, {found.created}, {_size(found.size)}"
     if not yes:
         click.echo(f"This would delete {what}. Nothing was done; add --yes.")
         return
-    savepoints.delete(found)
+    copies.delete(found)
     click.echo(f"Deleted {what}.")
 
 
@@ -130,7 +134,7 @@ def _head(found: Savepoint) -> dict[str, Any]:
         "lineage": found.lineage,
         "generation": found.generation,
         "versions": dict(found.versions),
-        "formats": dict(found.formats),
+        "settings": dict(found.settings),
         "files": len(found.files),
         "bytes": found.size,
     }

@@ -9,17 +9,14 @@ from typing import Any
 
 import click
 
-from fencepost.checkpoints import inside
-from fencepost.checkpoints.export import check_target
-from fencepost.checkpoints.export import export as export_rows
-from fencepost.checkpoints.inside import Inside, Operator, View
-from fencepost.cli.find import JOB
-from fencepost.cli.quiet import quiet
-from fencepost.ledger import Place
-from fencepost.spark.session import make_session
+from fencepost.admin.state import Inside, Operator, View, check_target, count, differences, export, look, read_state
+from fencepost.cli.frame import quiet
+from fencepost.cli.lookup import JOB
+from fencepost.spark.spark_session import make_session
+from fencepost.store import Place
 
 _checkpoint = click.argument("checkpoint", metavar="JOB", type=JOB)
-_json = click.option("--json", "as_json", is_flag=True, help="For programs.")
+_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 _epoch = click.option("--epoch", type=click.IntRange(min=0), help="The state after this epoch; by default the newest.")
 _operator = click.option("--operator", type=int, help="Which operator, if there are several; `ls` lists them.")
 _view = click.option(
@@ -30,22 +27,22 @@ SESSION = {"spark.master": "local[*]", "spark.ui.enabled": "false"}
 
 @click.group()
 def state() -> None:
-    """Look into a job's state, with the job running or not.
+    """Look into a job's state; the job may be running.
 
     JOB is its file, its name or its checkpoint folder.
 
-    Nothing is written into the checkpoint. Only epochs are shown that are done. Times are UTC. Exit code 1: the key is
-    not there; 2: it could not be done.
+    Nothing is written to the checkpoint. Only complete epochs are shown. Times are UTC. Exit code 1: the key is not
+    there; 2: the command could not be done.
     """
 
 
 @state.command("ls")
 @_checkpoint
-@click.option("--count", "counted", is_flag=True, help="Count the keys, too; this starts Spark and reads all of them.")
+@click.option("--count", "counted", is_flag=True, help="Also count the keys; this starts Spark and reads all of them.")
 @_json
 def list_command(checkpoint: Place, counted: bool, as_json: bool) -> None:
     """List the operators with state: parts, partitions, bytes, skew, and the epochs that can be read."""
-    found = inside.look(checkpoint)
+    found = look(checkpoint)
     keys = _count(found) if counted and found.operators else {}
     if as_json:
         click.echo(json.dumps(_listed(found, keys), indent=1))
@@ -76,12 +73,12 @@ def get(  # noqa: PLR0917 - click calls it by keyword
 ) -> None:
     """Show what is kept under KEY: COLUMN=VALUE …, or the values in the order of the key's columns.
 
-    Columns that are left out may be anything: `get JOB user=anna` shows all of anna's windows.
+    Columns that you leave out match anything: `get JOB user=anna` shows all of anna's windows.
     """
     found, chosen, number = _chosen(checkpoint, operator, epoch)
     views = found.views(chosen, part)
     spark = _spark()
-    rows = {view.name: inside.read_state(spark, found, chosen, view, epoch=number, key=key) for view in views}
+    rows = {view.name: read_state(spark, found, chosen, view, epoch=number, key=key) for view in views}
     if as_json:
         said = {name: [{"key": k, "value": v} for k, v in mine] for name, mine in rows.items()}
         click.echo(json.dumps({"operator": chosen.id, "epoch": number, "state": said}, indent=1))
@@ -100,7 +97,7 @@ def get(  # noqa: PLR0917 - click calls it by keyword
 @click.option("--epochs", nargs=2, type=click.IntRange(min=0), required=True, metavar="A B", help="Before and after.")
 @_operator
 @_view
-@click.option("--limit", type=click.IntRange(min=0), default=20, show_default=True, help="Show so many keys.")
+@click.option("--limit", type=click.IntRange(min=0), default=20, show_default=True, help="How many keys to show.")
 @_json
 def diff(  # noqa: PLR0917 - click calls it by keyword
     checkpoint: Place, epochs: tuple[int, int], operator: int | None, part: str | None, limit: int, as_json: bool
@@ -111,7 +108,7 @@ def diff(  # noqa: PLR0917 - click calls it by keyword
     spark = _spark()
     told = {}
     for view in found.views(chosen, part):
-        told[view.name] = inside.differences(spark, found, chosen, view, pair, limit=limit)
+        told[view.name] = differences(spark, found, chosen, view, pair, limit=limit)
     if as_json:
         said = {
             name: {
@@ -131,24 +128,24 @@ def diff(  # noqa: PLR0917 - click calls it by keyword
             click.echo(f"  … and {left} more (--limit)", err=True)
 
 
-@state.command()
+@state.command("export")
 @_checkpoint
 @click.option("--to", type=click.Path(path_type=Path), required=True, help="FILE.parquet, FILE.json or FILE.csv.")
 @_epoch
 @_operator
 @_view
-def export(checkpoint: Place, to: Path, epoch: int | None, operator: int | None, part: str | None) -> None:
+def export_command(checkpoint: Place, to: Path, epoch: int | None, operator: int | None, part: str | None) -> None:
     """Write the state of one operator into a new file. Prints the file's name."""
     found, chosen, number = _chosen(checkpoint, operator, epoch)
     view = found.one_view(chosen, part)
     check_target(found, to)
-    export_rows(_spark(), found, chosen, view, epoch=number, to=to)
+    export(_spark(), found, chosen, view, epoch=number, to=to)
     click.echo(f"operator {chosen.id} ({chosen.name}), {view.name}, after epoch {number}", err=True)
     click.echo(to)
 
 
 def _chosen(checkpoint: Place, operator: int | None, epoch: int | None) -> tuple[Inside, Operator, int]:
-    found = inside.look(checkpoint)
+    found = look(checkpoint)
     return found, found.operator(operator), found.epoch(epoch)
 
 
@@ -177,7 +174,7 @@ def _listed(found: Inside, keys: dict[tuple[int, str], int]) -> dict[str, Any]:
 def _count(found: Inside) -> dict[tuple[int, str], int]:
     spark, epoch = _spark(), found.epoch(None)
     return {
-        (operator.id, view.name): inside.count(spark, found, operator, view, epoch)
+        (operator.id, view.name): count(spark, found, operator, view, epoch)
         for operator in found.operators
         for view in operator.views
     }

@@ -1,28 +1,19 @@
-"""`fencepost verify`: do the ledger, Spark's own log and the sinks say the same of every epoch?"""
+"""`fencepost verify`: do the ledger, Spark's own log and the sinks agree on every epoch?"""
 
 from __future__ import annotations
 
 import json
-import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import groupby
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from fencepost.checkpoints.verified import Row, Verified, span
-from fencepost.checkpoints.verify import verify as compare
-from fencepost.cli.exits import Exit
-from fencepost.cli.find import find
-from fencepost.cli.quiet import quiet
-from fencepost.ledger import Place, place
-from fencepost.ledger.places import is_remote
-from fencepost.observe import registry
-
-if TYPE_CHECKING:
-    from fencepost.sinks.contract import Sink
+from fencepost.admin.verify import Row, Verified, compare, span
+from fencepost.cli.frame import progress
+from fencepost.cli.lookup import script_of, with_sinks
+from fencepost.errors import Exit
 
 EXITS = {
     "agrees": Exit.FINE,
@@ -37,27 +28,33 @@ FEW = 3
 """Findings of one kind that are printed."""
 
 ENDS = {
-    "agrees": "Agrees: the ledger and all that was compared with it say the same.",
-    "in flight": "Agrees: the newest epoch is decided, and its driver is at it.",
+    "agrees": "Agrees: the ledger and everything compared with it say the same. Rows were not compared.",
+    "in flight": "Agrees: the newest epoch is decided, and its driver is committing it.",
     "unfinished": "Unfinished: what is decided is safe; the next start of the job completes it.",
-    "in doubt": "In doubt: not everybody answered.",
-    "differs": "Differs: see what was found.",
+    "in doubt": "In doubt: not every target answered.",
+    "differs": "Differs: see the findings above.",
 }
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.argument("job", metavar="FILE|NAME|CHECKPOINT")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-@click.option("--epochs", type=click.IntRange(min=1), help="Only so many of the newest; by default all that are kept.")
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@click.option(
+    "--epochs", type=click.IntRange(min=1), help="How many of the newest to compare; by default all that are kept."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def verify(job: str, arguments: tuple[str, ...], epochs: int | None, as_json: bool) -> None:
-    """Compare ledger, Spark's log and sinks, epoch by epoch; with the job running, stopped or dead.
+    """Compare ledger, Spark's log and sinks, epoch by epoch; the job may be running, stopped or dead.
 
-    With its FILE the sinks of the job are asked too: for that the file is run with ARGUMENTS, and Spark is started.
-    Nothing is changed, nothing locked, no driver fenced. Exit code 0: all agree; 1: something differs; 2: it could not
-    be done; 3: something is in doubt, or a start of the job has to finish it.
+    A sink is asked which epochs it holds, not for its rows: rows that somebody changed by hand are not noticed.
+
+    With FILE the job's sinks are asked too: the file is run with ARGUMENTS to find them, and Spark is started. Nothing
+    is changed, nothing locked, no driver fenced. Exit code 0: all agree; 1: something differs; 2: the check could not
+    be done; 3: something is in doubt, or has to be finished by a start of the job.
     """
-    found = [compare(checkpoint, sinks, epochs) for checkpoint, sinks in _places(job, arguments)]
+    places = with_sinks(job, arguments)
+    with progress(as_json=as_json) as tell:
+        found = [compare(checkpoint, sinks, epochs, tell) for checkpoint, sinks in places]
     worst = max((one.verdict for one in found), key=[*EXITS].index)
     if as_json:
         click.echo(json.dumps({"verdict": worst, "jobs": [_plain(one) for one in found]}, indent=1, ensure_ascii=False))
@@ -65,16 +62,6 @@ def verify(job: str, arguments: tuple[str, ...], epochs: int | None, as_json: bo
         for one in found:
             _print(one)
     sys.exit(EXITS[worst])
-
-
-def _places(text: str, arguments: tuple[str, ...]) -> list[tuple[Place, Mapping[str, Sink] | None]]:
-    """Checkpoints, with the sinks to ask. A file that is only remembered is not run for a name's sake: `_hints`."""
-    if not Path(text).is_file():
-        return [(find(text), None)]
-    from fencepost.cli.check import jobs_of  # noqa: PLC0415 - Spark is wanted by nothing else here
-
-    with quiet():
-        return [(place(job.checkpoint), job.sinks) for job in jobs_of(Path(text), arguments)]
 
 
 def _print(found: Verified) -> None:
@@ -104,10 +91,8 @@ def _words(found: Verified, row: Row) -> str:
 
 def _hints(found: Verified) -> Iterator[str]:
     """Where the sinks could be asked, if this machine remembers."""
-    checkpoint = found.checkpoint if is_remote(found.checkpoint) else os.path.realpath(found.checkpoint)
-    if any("No sink was asked" in note for note in found.notes):
-        known = [noted.file for noted in registry.everything() if noted.checkpoint == checkpoint and noted.file]
-        yield from (f"To ask the sinks: fencepost verify {file}" for file in known[:1])
+    if any("No sink was asked" in note for note in found.notes) and (file := script_of(found.checkpoint)):
+        yield f"To ask the sinks: fencepost verify {file}"
 
 
 def _plain(found: Verified) -> dict[str, Any]:

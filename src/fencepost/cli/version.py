@@ -1,25 +1,22 @@
-"""`fencepost version`: what is at work, without starting any of it."""
+"""`fencepost version`: what is installed, without starting any of it."""
 
 from __future__ import annotations
 
 import json
-import os
 import platform
-import re
-import shutil
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed
-from pathlib import Path
 
 import click
 
 from fencepost import __version__
+from fencepost.spark.gateway import java_version
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def version(as_json: bool) -> None:
-    """Say which versions are at work.
+    """Show the installed versions.
 
     A package that is not installed, and a Java that is not found, are shown as missing.
     """
@@ -40,26 +37,6 @@ def versions() -> dict[str, str | None]:
         "pyarrow": _installed("pyarrow"),
         "java": java_version(),
     }
-
-
-def java() -> Path | None:
-    """The Java that Spark would take: JAVA_HOME's, else the one on the PATH."""
-    home = os.environ.get("JAVA_HOME")
-    found = shutil.which("java", path=f"{home}/bin" if home else None)
-    return Path(found).resolve() if found else None
-
-
-def java_version() -> str | None:
-    """From the file that every Java runtime has beside its programs: to ask it takes as long as all the rest."""
-    program = java()
-    if program is None:
-        return None
-    try:
-        text = (program.parent.parent / "release").read_text(encoding="utf-8")
-    except OSError:
-        return "of unknown version"
-    found = re.search(r'^JAVA_VERSION="(.+)"$', text, re.MULTILINE)
-    return found[1] if found else "of unknown version"
 
 
 def _installed(package: str) -> str | None:

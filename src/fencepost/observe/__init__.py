@@ -1,1 +1,1 @@
-"""What a job says about itself while it runs and after it died: events, a journal of them, a pulse."""
+"""What a job reports about itself, while it runs and after it died: events, a journal, a heartbeat."""

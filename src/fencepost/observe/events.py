@@ -1,6 +1,6 @@
-"""What happens to a job, as values: the same words in the journal, in the log and for callbacks.
+"""What happens to a job, as values: the same words in the journal, the log and callbacks.
 
-Never holds a row's value or a secret: names, numbers, times and our own error texts only.
+Never holds a row's value or a secret: only names, numbers, times and our own error texts.
 """
 
 from __future__ import annotations
@@ -13,43 +13,43 @@ from typing import Any
 
 
 class Kind(enum.StrEnum):
-    """Every step that is noted."""
+    """Every kind of event."""
 
     SPAWNED = "spawned"
     """The supervisor started a driver process."""
     STARTED = "started"
-    """A driver took over: it has its number."""
+    """A driver took over the checkpoint and has its writer number."""
     RECOVERED = "recovered"
     OPENED = "opened"
-    """An epoch's rows are with the driver."""
+    """The driver has an epoch's rows."""
     PRE_COMMITTED = "pre_committed"
     VOTED = "voted"
     DECIDED = "decided"
     COMMITTED = "committed"
     COMPLETE = "complete"
     TRIED_AGAIN = "tried_again"
-    """An epoch failed before its decision and was tried again by the same query."""
+    """An epoch failed before its decision and is retried by the same query."""
     FAILED = "failed"
     RESTARTED = "restarted"
-    """The query is started again in the same process, or the driver in a new one."""
+    """The query is restarted in the same process, or the driver in a new one."""
     WARM = "warm"
-    """The standby could take over now."""
+    """The standby is ready to take over."""
     TOOK_OVER = "took_over"
-    """The standby was told to go."""
+    """The standby was told to take over."""
     FENCED = "fenced"
     STOPPED = "stopped"
     GAVE_UP = "gave_up"
     """The restart budget is spent, or the failure is final."""
     DIED = "died"
-    """The driver process is gone without a word, or was killed because it hung."""
+    """The driver process died without reporting an error, or was killed because it hung."""
     CALLBACK_FAILED = "callback_failed"
     ABORTED = "aborted"
-    """A unit that no decision names was undone."""
+    """Rows in a sink that no decision names were undone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """One step of a job. Whatever does not apply is None."""
+    """One event of a job. Whatever does not apply is None."""
 
     kind: Kind
     job: str
@@ -60,37 +60,37 @@ class Event:
     epoch: int | None = None
     sink: str | None = None
     seconds: float | None = None
-    """How long the step took, or will be waited for."""
+    """How long the step took, or how long the wait will be."""
     rows: int | None = None
     units: int | None = None
     attempt: int | None = None
     supervisor: int | None = None
-    """Of a start: the process that will start it again."""
+    """For a start: the process that will restart it."""
     process: int | None = None
-    """The one that it is about, if another says it."""
+    """The process that the event is about, if another one reports it."""
     code: str | None = None
     reason: str | None = None
-    """Of a failure: the word for its kind, see supervise/reasons.py."""
+    """For a failure: the word for its kind, see errors.py."""
     what: str | None = None
     safe: str | None = None
     next: str | None = None
     again: bool | None = None
-    """Of a complete epoch: it may have been told before."""
+    """For a complete epoch: it may have been reported before."""
 
     @property
     def plain(self) -> dict[str, Any]:
-        """For JSON: what is known."""
+        """For JSON: everything that is not None."""
         return {name: value for name in _FIELDS if (value := getattr(self, name)) is not None}
 
     @property
     def line(self) -> str:
-        """For the log: one line, the same words."""
+        """For the log: one line, with the same words."""
         facts = {k: v for k, v in self.plain.items() if k not in {"kind", "job", "at", "pid", "safe", "next"}}
         return f"job {self.job}: {self.kind} " + " ".join(f"{key}={value}" for key, value in facts.items())
 
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> Event:
-        """Read one back; keys of a later version are left out."""
+        """Read one back; keys from a later version are ignored."""
         datetime.fromisoformat(plain["at"])
         for name, value in plain.items():
             if name in _TYPES and not isinstance(value, _TYPES[name]):

@@ -1,4 +1,4 @@
-"""How one record is added to a ledger, and how an old driver finds out that it is old.
+"""How one record is added to a ledger, and how an old driver finds out that it has been replaced.
 
 Never acts on a record that is not proven to be the newest of the live ledger.
 """
@@ -6,16 +6,17 @@ Never acts on a record that is not proven to be the newest of the live ledger.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NoReturn
 
 from fencepost.errors import CheckpointRefused, Fenced, Where
 from fencepost.protocol.effects import Create, Created, Forget, Names, Read, Step, ask
+from fencepost.protocol.format import Damaged
 from fencepost.protocol.order import State, advance, fold, oldest_needed
 from fencepost.protocol.records import (
     NOTHING_BEFORE,
     Body,
-    Damaged,
     Epoch,
     Lineage,
     Number,
@@ -30,25 +31,25 @@ from fencepost.protocol.records import (
 
 @dataclass(slots=True)
 class Book:
-    """A driver's own view of its ledger; volatile, and only as new as its last read or append."""
+    """A driver's in-memory view of its ledger, only as current as its last read or append."""
 
     state: State
     writer: WriterNumber
     clock: Callable[[], str]
     keep: int = 100
-    """How many decisions retention leaves."""
+    """How many decisions retention keeps."""
     present: tuple[int, ...] = ()
-    """The numbers seen by the last append, so that retention lists nothing again."""
+    """The numbers seen by the last append, so that retention need not list them again."""
     deciding: Epoch | None = None
     """The newest epoch whose decision we have begun to append: from then on it may be decided, whatever fails."""
     older: tuple[WriterNumber, ...] = ()
-    """Writers before this one, as far as the ledger remembers them; the last of them always."""
+    """Earlier writers that the ledger remembers, which always includes the last one."""
     sinks: Mapping[str, SinkRecord] | None = None
-    """The sinks that the job has now; None: those of the ledger."""
+    """The sinks that the job has now; None: those in the ledger."""
 
     @property
     def fresh(self) -> frozenset[str]:
-        """Sinks whose target is another one than that of the newest decision: it holds nothing yet."""
+        """Sinks whose target differs from that of the newest decision: the new target holds nothing yet."""
         now = self.sinks or {}
         return frozenset(name for name in now if self.state.sinks.get(name) != now[name])
 
@@ -61,17 +62,17 @@ class Book:
 def append(book: Book, body: Body, point: str) -> Step[None]:
     """Add `body` as the next record, or raise `Fenced`.
 
-    1. the number is the last one I know, plus one
-    2. create it exclusively and durably; if the answer is lost, read it: mine, absent or another's
-    3. nothing may stand above it: otherwise it sits in a hole that retention left, and I am an old driver
-    4. taken or hole: I am fenced; delete nothing, act on nothing
+    1. its number is the last one I know, plus one
+    2. create it exclusively and durably; if the answer is lost, read it: is it mine, absent or another's?
+    3. no record may have a higher number: otherwise mine fills a gap that retention left, and I am an old driver
+    4. taken, or in a gap: I am fenced; delete nothing, act on nothing
     """
     if not (yield from try_append(book, body, point)):
-        raise_fenced(book, (yield from read_ledger(book.state.lineage_id, book.state.lineage.job)))
+        raise_fenced(book, (yield from read_newest(book)))
 
 
 def try_append(book: Book, body: Body, point: str) -> Step[bool]:
-    """Steps 1 to 3; False means step 4. Only a starting driver may read on and try again."""
+    """Steps 1 to 3; False means step 4. Only a starting driver may read the ledger again and retry."""
     state = book.state
     number = Number(state.last + 1)
     record = Record(
@@ -79,12 +80,12 @@ def try_append(book: Book, body: Body, point: str) -> Step[bool]:
         lineage=state.lineage_id,
         writer=WriterNumber(number) if isinstance(body, Writer) else book.writer,
         at=book.clock(),
-        prev=state.last_sum,
+        previous=state.last_sum,
         oldest=oldest_needed(state, book.keep),
         body=body,
     )
     data = encode(record)
-    after = advance(state, record, data)  # checked before it is written, and again by whoever reads it
+    after = advance(state, record, data)  # checked before it is written, and again whenever it is read
 
     answer = Created.UNKNOWN
     while answer is Created.UNKNOWN:
@@ -94,9 +95,9 @@ def try_append(book: Book, body: Body, point: str) -> Step[bool]:
             if found is not None:
                 answer = Created.CREATED if found == data else Created.TAKEN
             elif answer is Created.TAKEN:
-                break  # taken, and already retired: the ledger is far ahead of me
+                break  # it was taken, and has already been retired: the ledger is far ahead of me
     if answer is Created.TAKEN:
-        book.deciding = None  # the number is another driver's: a decision of ours is nowhere, and never will be
+        book.deciding = None  # the number is another driver's: our decision does not exist, and never will
         return False
 
     names = yield from ask(Names("append.list", state.lineage_id))
@@ -110,7 +111,7 @@ def try_append(book: Book, body: Body, point: str) -> Step[bool]:
 
 
 def read_ledger(lineage: str, job: str) -> Step[State]:
-    """Read and verify number 0 and every retained record; raise `CheckpointRefused` with the first that is wrong.
+    """Read and verify record 0 and every retained record; raise `CheckpointRefused` at the first bad one.
 
     Numbers below the newest record's `oldest` are ignored: leftovers of retention, or strays of old drivers.
     """
@@ -119,14 +120,40 @@ def read_ledger(lineage: str, job: str) -> Step[State]:
         try:
             return (yield from _read_all(lineage, job, names))
         except CheckpointRefused:
-            # A live driver may have moved on and retired what we were about to read. It is damage if it stands still.
+            # A live driver may have appended, and retired what we were about to read. If nothing moved, it is damage.
             before, names = names, (yield from ask(Names("recover.list_again", lineage)))
             if names[-1:] == before[-1:]:
                 raise
 
 
+def read_newest(book: Book) -> Step[State]:
+    """The ledger as it is now; a driver that meets records of a newer fencepost above its own was replaced."""
+    try:
+        return (yield from read_ledger(book.state.lineage_id, book.state.lineage.job))
+    except CheckpointRefused as error:
+        if error.code != "newer_format":
+            raise
+        raise Fenced(
+            "fenced",
+            f"Writer {book.writer} of this checkpoint was replaced by a driver of a newer fencepost. {error.what}",
+            where=book.where,
+            next="Nothing, if the other driver is meant to run; it is the only one that can from now on.",
+        ) from error
+
+
+def check_readable(lineage: str) -> Step[None]:
+    """Refuse a ledger that a newer fencepost has written to, by its newest record: before anything is changed.
+
+    What else may be wrong with it, whoever reads all of it says.
+    """
+    names = yield from ask(Names("check.list", lineage))
+    data = (yield from ask(Read("check.read", lineage, Number(names[-1])))) if names else None
+    with suppress(Damaged):
+        decode(data or b"")
+
+
 def retire(book: Book) -> Step[None]:
-    """Delete what a durable record says is no longer needed, from the bottom; number 0 always stays."""
+    """Delete what a durable record says is no longer needed, oldest first; record 0 always stays."""
     freed = [number for number in book.present if 0 < number < book.state.oldest]
     for number in freed:
         yield from ask(Forget("retention", book.state.lineage_id, Number(number)))
@@ -134,11 +161,11 @@ def retire(book: Book) -> Step[None]:
 
 
 def new_ledger(lineage_id: str, body: Lineage, clock: Callable[[], str]) -> Step[None]:
-    """Create number 0. Losing the race is fine: the other one wrote the same job's."""
+    """Create record 0. Losing the race is fine: the other driver wrote it for the same job."""
     record = Record(Number(0), lineage_id, WriterNumber(0), clock(), NOTHING_BEFORE, Number(0), body)
     create = Create("recover.lineage", lineage_id, Number(0), encode(record))
     while (yield from ask(create)) is Created.UNKNOWN:
-        pass  # asking again is safe: nobody writes another number 0
+        pass  # retrying is safe: nobody writes a different record 0
 
 
 def _read_all(lineage: str, job: str, names: tuple[int, ...]) -> Step[State]:
@@ -164,27 +191,36 @@ def _read(lineage: str, number: Number, job: str) -> Step[tuple[Record, bytes]]:
         record = decode(data)
     except Damaged as error:
         raise _damaged(job, number, str(error)) from error
+    except CheckpointRefused as error:
+        raise error.at(job=job) from None
     if record.number != number:
         raise _damaged(job, number, f"it holds record {record.number}")
     return record, data
 
 
 def raise_fenced(book: Book, state: State) -> NoReturn:
-    """Say who took over, by the ledger as it is now."""
-    who = f" (process {state.driver.pid} on {state.driver.host})" if state.driver else ""
-    by = "a restore, which sealed this lineage" if state.sealed else f"writer {state.writer}{who}"
-    raise Fenced(
+    """Say who took over, according to the ledger as it is now."""
+    raise replaced(f"Writer {book.writer} of this checkpoint", state)
+
+
+def replaced(who: str, state: State) -> Fenced:
+    """The error of a driver that is no longer the latest writer."""
+    job, new = state.lineage.job, state.driver
+    which = f": process {new.pid} on {new.host}, which took over at {state.taken_at}" if new else ""
+    by = "a restore, which sealed this lineage" if state.sealed else f"writer {state.writer}{which}"
+    return Fenced(
         "fenced",
-        f"Writer {book.writer} of this checkpoint was replaced by {by}.",
-        where=book.where,
-        next="Nothing, if the other driver is meant to run. Two drivers on one checkpoint: stop one of them.",
+        f"{who} was replaced by {by}.",
+        where=Where(job=job),
+        next=f"Nothing, if the other driver is the one you want: `fencepost status {job}` says how it is. Otherwise "
+        f"stop it (`fencepost stop {job}`), then start this one again. Two drivers take a checkpoint from each other.",
     )
 
 
 def _damaged(job: str, number: int, what: str) -> CheckpointRefused:
     return CheckpointRefused(
         "ledger_damaged",
-        f"Ledger record {number} cannot be trusted: {what}.",
+        f"Ledger record {number} is damaged: {what}.",
         where=Where(job=job),
-        next="Restore the record from a copy of the checkpoint. Do not delete records.",
+        next="Restore the record from a backup of the checkpoint. Do not delete records.",
     )

@@ -1,8 +1,8 @@
-"""Everything the protocol may ask the world for, as values.
+"""Everything the protocol may ask for, as values.
 
-A step is a generator that yields these and is sent their answers. Production performs them (`fencepost.perform`), the
-model applies them to a world in memory where each may crash before, after, or with its answer lost. `point` names the
-crash points around an effect: `<point>.before` and `<point>.after`.
+A step is a generator that yields these and is sent the answers. Production performs them (`runtime/performer.py`). The
+model applies them to a world in memory, where a crash may come before or after each, or the answer may be lost. `point`
+names the crash points around an effect: `<point>.before` and `<point>.after`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Created(enum.Enum):
 
 
 class Outcome(enum.Enum):
-    """What a sink can say about a handle. In doubt is never a guess: ask again."""
+    """What a sink can say about a handle. In doubt means: ask again, never guess."""
 
     DONE = "done"
     GONE = "gone"
@@ -55,12 +55,12 @@ class Outcome(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ReadIdentity(Effect["Identity"]):
-    """Who does this directory say it is?"""
+    """Which lineage is this checkpoint directory's?"""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What stands in a checkpoint directory before anything is believed."""
+    """What a checkpoint directory contains, before any of it is trusted."""
 
     metadata: str | None
     """The id in Spark's `metadata`; None if there is no such file, "" if it cannot be read."""
@@ -72,10 +72,10 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class NameLineage(Effect[str]):
-    """Write Spark's `metadata`, durably and exclusively: the lineage is Spark's query id. Answer: the id that stands.
+    """Write Spark's `metadata`, durably and exclusively: the lineage is Spark's query id. Answer: the id now in it.
 
-    Of two drivers that start at once, one names the lineage; the other must take that name, or they would never meet in
-    one ledger. A file that cannot be read is replaced.
+    If two drivers start at the same time, one names the lineage and the other must use that name, or they would never
+    meet in one ledger. A file that cannot be read is replaced.
     """
 
     lineage: str
@@ -83,7 +83,7 @@ class NameLineage(Effect[str]):
 
 @dataclass(frozen=True, slots=True)
 class SwitchLineage(Effect[None]):
-    """Let Spark's `metadata` name the lineage that goes on after a sealed one, durably; if it still names that one."""
+    """Make Spark's `metadata` name the successor of a sealed lineage, durably, if it still names the sealed one."""
 
     sealed: str
     lineage: str
@@ -91,9 +91,9 @@ class SwitchLineage(Effect[None]):
 
 @dataclass(frozen=True, slots=True)
 class Repartition(Effect["Repartitioned"]):
-    """Let Spark spread the state of an epoch over so many partitions, in a copy of the checkpoint.
+    """Let Spark redistribute the state of an epoch over this many partitions, in a copy of the checkpoint.
 
-    The new state files are in the checkpoint afterwards, under names that nobody uses; its log is not touched.
+    Afterwards the new state files are in the checkpoint, under names that nothing uses yet; its log is not touched.
     """
 
     epoch: Epoch
@@ -102,7 +102,7 @@ class Repartition(Effect["Repartitioned"]):
 
 @dataclass(frozen=True, slots=True)
 class Repartitioned:
-    """What Spark wrote for the epoch without input that this is."""
+    """What Spark wrote for the repartition, which is an epoch without input."""
 
     offsets: str
     snapshot: str
@@ -111,7 +111,7 @@ class Repartitioned:
 
 @dataclass(frozen=True, slots=True)
 class Names(Effect[tuple[int, ...]]):
-    """The numbers present in a lineage's ledger, rising."""
+    """The numbers present in a lineage's ledger, ascending."""
 
     lineage: str
 
@@ -126,7 +126,7 @@ class Read(Effect[bytes | None]):
 
 @dataclass(frozen=True, slots=True)
 class Create(Effect[Created]):
-    """Create one record, whole, durable and exclusive, or not at all."""
+    """Create one record exclusively and durably, completely or not at all."""
 
     lineage: str
     number: Number
@@ -135,7 +135,7 @@ class Create(Effect[Created]):
 
 @dataclass(frozen=True, slots=True)
 class Forget(Effect[None]):
-    """Delete one record that retention freed."""
+    """Delete one record that retention no longer keeps."""
 
     lineage: str
     number: Number
@@ -146,14 +146,14 @@ class Forget(Effect[None]):
 
 @dataclass(frozen=True, slots=True)
 class LogNames(Effect[tuple[int, ...]]):
-    """The epochs in `offsets` or `commits`, rising."""
+    """The epochs in `offsets` or `commits`, ascending."""
 
     log: str
 
 
 @dataclass(frozen=True, slots=True)
 class LogRead(Effect[str | None]):
-    """The text of one entry; None if it is not there."""
+    """The text of one entry; None if it does not exist."""
 
     log: str
     epoch: Epoch
@@ -161,7 +161,7 @@ class LogRead(Effect[str | None]):
 
 @dataclass(frozen=True, slots=True)
 class LogWrite(Effect[None]):
-    """Write one entry, durably, over whatever is there."""
+    """Write one entry durably, replacing whatever is there."""
 
     log: str
     epoch: Epoch
@@ -177,10 +177,10 @@ class LogDelete(Effect[None]):
 
 
 @dataclass(frozen=True, slots=True)
-class Strays(Effect[tuple["Stray", ...]]):
+class Strays(Effect[tuple["StrayFile", ...]]):
     """Entries in the sources' own logs that belong to no epoch up to `offsets` (None: no epoch is decided).
 
-    And schemas of state that an epoch after `epoch` brought: Spark would keep them, and later read state by them.
+    Also state schemas that an epoch after `epoch` introduced: Spark would keep them, and later read state with them.
     """
 
     epoch: Epoch
@@ -188,8 +188,8 @@ class Strays(Effect[tuple["Stray", ...]]):
 
 
 @dataclass(frozen=True, slots=True)
-class Stray:
-    """A file, and a stamp that no other file of that name will have."""
+class StrayFile:
+    """A file, and a stamp that no other file with that name will ever have."""
 
     name: str
     stamp: str
@@ -197,14 +197,14 @@ class Stray:
 
 @dataclass(frozen=True, slots=True)
 class Discard(Effect[None]):
-    """Delete strays; one that bears another stamp by now is somebody else's, and stays."""
+    """Delete strays; one whose stamp has changed is somebody else's, and stays."""
 
-    strays: tuple[Stray, ...]
+    strays: tuple[StrayFile, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class LostFiles(Effect[tuple[str, ...]]):
-    """Which of the state and source files that the decisions rest on are missing or changed?"""
+    """Which of the state and source files that the decisions depend on are missing or changed?"""
 
     epoch: Epoch
     snapshot: str
@@ -216,7 +216,7 @@ class LostFiles(Effect[tuple[str, ...]]):
 
 @dataclass(frozen=True, slots=True)
 class OpenSinks(Effect[None]):
-    """Let every sink know its owner; a sink ends the sessions of older writers, so a sleeping one holds nothing up."""
+    """Tell every sink its owner; a sink ends the sessions of older writers, so that a sleeping one blocks nothing."""
 
     lineage: str
     generation: int
@@ -231,7 +231,7 @@ class OpenSinks(Effect[None]):
 
 @dataclass(frozen=True, slots=True)
 class PreCommit(Effect[tuple[Handle, ...]]):
-    """Hand the rows of the running epoch to every sink, durable and invisible."""
+    """Hand the rows of the running epoch to every sink, durably and not yet visible."""
 
     epoch: Epoch
 
@@ -247,7 +247,7 @@ class Vote(Effect[tuple[str, ...]]):
 
 @dataclass(frozen=True, slots=True)
 class TakeSnapshot(Effect["Snapshot"]):
-    """What the engine is going to write as `commits/N`, and the sums of files it rests on that have none elsewhere.
+    """What the engine will write as `commits/N`, and checksums of the files it depends on that have none elsewhere.
 
     `before` and `offsets` are the texts of `offsets/N-1` (as decided) and `offsets/N`.
     """
@@ -275,8 +275,20 @@ class Commit(Effect[Mapping[str, Outcome]]):
 
 
 @dataclass(frozen=True, slots=True)
+class Beside(Effect[None]):
+    """Start a step that runs by itself from now on, beside what follows, until `Join`."""
+
+    step: Step[None]
+
+
+@dataclass(frozen=True, slots=True)
+class Join(Effect[None]):
+    """Wait until nothing runs beside us any more; if it failed, raise that, now and at every later `Join`."""
+
+
+@dataclass(frozen=True, slots=True)
 class Again(Effect[tuple[Handle, ...]]):
-    """Pre-commit the kept rows of lost handles once more, under new handles."""
+    """Pre-commit the kept rows of lost handles again, under new handles."""
 
     sink: str
     epoch: Epoch
@@ -285,7 +297,7 @@ class Again(Effect[tuple[Handle, ...]]):
 
 @dataclass(frozen=True, slots=True)
 class Orphans(Effect[tuple[Handle, ...]]):
-    """Pre-committed units of writers older than `before`; `at_leisure` the sink may answer without looking."""
+    """Pre-committed units of writers older than `before`; with `at_leisure` the sink may answer without looking."""
 
     sink: str
     before: WriterNumber
@@ -294,14 +306,14 @@ class Orphans(Effect[tuple[Handle, ...]]):
 
 @dataclass(frozen=True, slots=True)
 class Abort(Effect[None]):
-    """Undo one orphan. Never called for a handle that a decision names."""
+    """Abort one orphan. Never used for a handle that a decision names."""
 
     handle: Handle
 
 
 @dataclass(frozen=True, slots=True)
 class SweepStaged(Effect[None]):
-    """Delete staged files: mine of epochs up to `through`, and, when recovering, all of older writers'."""
+    """Delete staged files: mine of epochs up to `through` and, when recovering, all those of older writers."""
 
     writer: WriterNumber
     through: Epoch
@@ -310,20 +322,20 @@ class SweepStaged(Effect[None]):
 
 @dataclass(frozen=True, slots=True)
 class WritePlainly(Effect[None]):
-    """Send the rows of the running epoch and flush, with no protocol at all (the two weaker levels)."""
+    """Send the rows of the running epoch and flush, without any protocol (for the two weaker guarantees)."""
 
     epoch: Epoch
 
 
 @dataclass(frozen=True, slots=True)
 class Mute(Effect[None]):
-    """Let the running epoch's rows go nowhere: they may have left before."""
+    """Drop the running epoch's rows: they may have been sent before."""
 
     epoch: Epoch
 
 
 @dataclass(frozen=True, slots=True)
 class Wait(Effect[None]):
-    """Back off before asking a sink again; the n-th time in a row."""
+    """Back off before asking a sink again; `attempt` counts retries in a row."""
 
     attempt: int

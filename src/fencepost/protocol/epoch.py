@@ -1,7 +1,15 @@
 """One epoch, from the barrier to the sink.
 
     barrier ─► pre-commit ─► vote ─► snapshot ─► DECIDE ─► commit ─► complete
-               nothing is visible, anything may fail │ will happen, whatever crashes
+               nothing is visible, anything may fail │ it will be committed, whatever crashes
+
+With `overlap` the epoch is complete for the engine once it is decided, and its commit runs beside the next one's tasks:
+
+    N      … ─► DECIDE ─► complete
+                     └──► commit ───────────┐
+    N+1             plan, tasks of the engine ┴─► barrier ─► pre-commit ─► …
+
+Nothing of N+1 reaches a sink before the commit of N is over, so at most one decision is open, as without it.
 
 Never commits a handle that no durable decision names; never aborts one that a decision names.
 """
@@ -12,10 +20,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fencepost.errors import EpochFailed, InDoubt, RecoveryNeeded
-from fencepost.protocol.append import Book, append, raise_fenced, read_ledger, retire
+from fencepost.protocol.append import Book, append, raise_fenced, read_newest, retire
 from fencepost.protocol.effects import (
     Abort,
+    Beside,
     Commit,
+    Join,
     LogRead,
     Mute,
     Names,
@@ -35,20 +45,22 @@ from fencepost.protocol.order import Open
 from fencepost.protocol.records import Claim, Decision, Done, Epoch, Handle, WriterNumber, positions
 
 PATIENCE = 8
-"""How often in a row a silent sink is asked before the query is given up (and recovery asks again)."""
+"""How many times in a row a sink in doubt is asked before the query fails (and recovery asks again)."""
 
 
 @dataclass(frozen=True, slots=True)
 class SinkFacts:
-    """All that the protocol knows of a sink."""
+    """Everything the protocol knows about a sink."""
 
     name: str
     perishable: bool
 
 
-def run_epoch(book: Book, epoch: Epoch, sinks: Iterable[SinkFacts]) -> Step[None]:
-    """Carry one epoch from the barrier to the sinks (exactly_once)."""
+def run_epoch(book: Book, epoch: Epoch, sinks: Iterable[SinkFacts], *, overlap: bool = False) -> Step[None]:
+    """Carry one epoch from the barrier to the sinks (exactly_once); with `overlap` return while it is committed."""
     order = in_commit_order(sinks)
+    if overlap:
+        yield from join()
     offsets = yield from barrier(book, epoch)
     handles: tuple[Handle, ...] = ()
     quiet = book.state.quiet_offsets(epoch) is not None
@@ -58,20 +70,50 @@ def run_epoch(book: Book, epoch: Epoch, sinks: Iterable[SinkFacts]) -> Step[None
     before = book.state.newest.offsets if book.state.newest else None
     snapshot = yield from ask(TakeSnapshot("snapshot", epoch, before, offsets))
     yield from decide(book, epoch, offsets, handles, snapshot, "quiet" if quiet else "data")
-    # ----- the point of no return is behind us: from here the epoch is finished, by us or by recovery -----
+    # ----- past the point of no return: from here on the epoch will be finished, by us or by recovery -----
+    if overlap and handles:
+        yield from sweep_orphans(book, order)  # now: no task is running. Later the next epoch's are, and write units
+        yield from ask(Beside("overlap.begin", commit_beside(book, order)))
+        return
+    yield from commit_decided(book, order)
+    yield from tidy(book, order)
+
+
+def commit_beside(book: Book, order: tuple[SinkFacts, ...]) -> Step[None]:
+    """What runs beside the next epoch's tasks: it reaches for nothing of theirs."""
+    yield from commit_decided(book, order)
+    yield from sweep_staged(book)
+    yield from retire(book)
+
+
+def join() -> Step[None]:
+    """Wait until what runs beside us is over."""
+    yield from ask(Join("overlap.join"))
+
+
+def commit_decided(book: Book, order: tuple[SinkFacts, ...]) -> Step[None]:
+    """Commit the open decision; only recovery may continue where a sink lost a part of it."""
+    opened = book.state.open
+    assert opened is not None
     gone = yield from commit_open(book, order)
     if gone:
         raise RecoveryNeeded(
             "handle_lost",
-            f"{len(gone)} decided units were lost by the sink.",
+            f"The sink lost {len(gone)} decided units.",
             where=book.where,
-            next="Start the job again: recovery writes the kept rows once more.",
-        ).at(epoch=epoch, sink=gone[0].sink)
-    yield from tidy(book, order)
+            next="Start the job again: recovery rewrites the kept rows.",
+        ).at(epoch=opened.epoch, sink=gone[0].sink)
+
+
+def stop(book: Book, sinks: Iterable[SinkFacts]) -> Step[None]:
+    """The clean end of a driver: every commit is over, and the ledger says so."""
+    yield from join()
+    yield from mark_done(book)
+    yield from tidy(book, sinks)
 
 
 def may_try_again(book: Book, epoch: Epoch) -> bool:
-    """A failed epoch: may the same query carry the same rows once more? Only while no decision can name them."""
+    """May the same query retry a failed epoch with the same rows? Only while no decision can name them."""
     return book.deciding != epoch
 
 
@@ -81,9 +123,9 @@ def barrier(book: Book, epoch: Epoch) -> Step[str]:
     if epoch != state.next_epoch:
         raise RecoveryNeeded(
             "recovery_needed",
-            f"Spark runs epoch {epoch}, the ledger expects epoch {state.next_epoch}.",
+            f"Spark is running epoch {epoch}, but the ledger expects epoch {state.next_epoch}.",
             where=book.where,
-            next="Start the job again: recovery puts Spark's log right.",
+            next="Start the job again: recovery repairs Spark's log.",
         ).at(epoch=epoch)
     if state.newest is not None and state.newest.epoch == epoch - 1:
         for log, text in (("offsets", state.newest.offsets), ("commits", state.newest.snapshot)):
@@ -91,7 +133,7 @@ def barrier(book: Book, epoch: Epoch) -> Step[str]:
             if found != text:
                 raise RecoveryNeeded(
                     "spark_log_differs",
-                    f"Spark's {log}/{state.newest.epoch} is not what was decided.",
+                    f"Spark's {log}/{state.newest.epoch} differs from what was decided.",
                     where=book.where,
                     next="Start the job again: recovery rewrites Spark's log from the ledger.",
                 ).at(epoch=epoch)
@@ -100,9 +142,9 @@ def barrier(book: Book, epoch: Epoch) -> Step[str]:
     if quiet is not None and positions(offsets) != positions(quiet):
         raise RecoveryNeeded(
             "not_the_quiet_range",
-            "The rows of this epoch are in the targets already, for another range than Spark has begun it with.",
+            "The targets already hold the rows of this epoch, but Spark started it with a different range.",
             where=book.where,
-            next="Start the job again: recovery gives Spark the range.",
+            next="Start the job again: recovery gives Spark the right range.",
         ).at(epoch=epoch)
     return offsets
 
@@ -117,7 +159,7 @@ def vote(book: Book, order: tuple[SinkFacts, ...], epoch: Epoch, handles: tuple[
                 "vote_failed",
                 f"{len(dead)} of {len(mine)} pre-committed units can no longer be committed.",
                 where=book.where,
-                next="Start the job again; the epoch runs from the same positions.",
+                next="Start the job again; the epoch runs again from where it began.",
             ).at(epoch=epoch, sink=sink.name)
 
 
@@ -126,7 +168,7 @@ def decide(  # noqa: PLR0917 - all that a decision says
 ) -> Step[None]:
     """THE POINT OF NO RETURN: one durable, exclusive record.
 
-    It also says that the epoch before is done, so an epoch costs one record, not two.
+    It also says that the previous epoch is done, so an epoch costs one record, not two.
     """
     held = book.state.newest.held_after if book.state.newest else {}
     body = Decision(
@@ -149,7 +191,7 @@ def decide(  # noqa: PLR0917 - all that a decision says
 def commit_open(book: Book, order: tuple[SinkFacts, ...]) -> Step[tuple[Handle, ...]]:
     """Commit every handle of the open decision, perishable sinks first; return those that are gone.
 
-    A sink after one with lost handles is not begun: so long as nothing else is visible, the epoch can still be voided.
+    Sinks after one with lost handles are not started: as long as nothing else is visible, the epoch can be voided.
     """
     opened = book.state.open
     assert opened is not None
@@ -161,25 +203,35 @@ def commit_open(book: Book, order: tuple[SinkFacts, ...]) -> Step[tuple[Handle, 
 
 
 def mark_done(book: Book) -> Step[None]:
-    """Say that the open decision is done, where no next decision will: at stop, after recovery."""
+    """Record that the open decision is done where no next decision will say so: at a stop, and after recovery."""
     if book.state.open is not None:
         yield from append(book, Done(book.state.open.epoch), "done")
 
 
 def tidy(book: Book, sinks: Iterable[SinkFacts]) -> Step[None]:
-    """After an epoch: delete staged rows of epochs that a durable record calls done, orphans, and retired records."""
-    yield from ask(SweepStaged("sweep", book.writer, book.state.done_through, recovering=False))
-    for sink in sinks:
-        if sink.perishable:
-            yield from _sweep_orphans(book, sink)
+    """After an epoch: delete orphans, retired records, and staged rows of epochs that are durably done."""
+    yield from sweep_staged(book)
+    yield from sweep_orphans(book, sinks)
     yield from retire(book)
 
 
-def _sweep_orphans(book: Book, sink: SinkFacts) -> Step[None]:
-    """Undo what a driver left that slept past its successor's recovery, and what failed attempts of our own left.
+def sweep_staged(book: Book) -> Step[None]:
+    """Delete staged rows of epochs that are durably done."""
+    yield from ask(SweepStaged("sweep", book.writer, book.state.done_through, recovering=False))
 
-    An open transaction holds up its target's readers, so this does not wait for the next recovery. All that is decided
-    is committed by now, and no task of a next epoch runs yet.
+
+def sweep_orphans(book: Book, sinks: Iterable[SinkFacts]) -> Step[None]:
+    """Abort orphans in the sinks whose readers they block. While it runs, no task may write a unit."""
+    for sink in sinks:
+        if sink.perishable:
+            yield from _sweep_orphans(book, sink)
+
+
+def _sweep_orphans(book: Book, sink: SinkFacts) -> Step[None]:
+    """Abort what was left by a driver that slept through its successor's recovery, and by our own failed attempts.
+
+    An open transaction blocks its target's readers, so this does not wait for the next recovery. The newest decision
+    names what is not an orphan, and no task of the next epoch is running yet.
     """
     newest = book.state.newest
     decided = {handle.id for handle in newest.handles} if newest else set()
@@ -190,22 +242,27 @@ def _sweep_orphans(book: Book, sink: SinkFacts) -> Step[None]:
 
 
 def check_not_replaced(book: Book) -> Step[None]:
-    """After a failed epoch: was it a newer driver's doing? Then this one is fenced and must not start again."""
+    """Is there a newer driver? Then this one is fenced and must not start again."""
     names = yield from ask(Names("failed.list", book.state.lineage_id))
     if names[-1:] > (book.state.last,):
-        state = yield from read_ledger(book.state.lineage_id, book.state.lineage.job)
-        # A record of our own may stand there too: linked, but its folder could not be synced.
+        state = yield from read_newest(book)
+        # It may also be a record of our own: linked, but its folder could not be synced.
         if state.writer != book.writer or state.sealed:
             raise_fenced(book, state)
 
 
 def run_plainly(book: Book, epoch: Epoch) -> Step[None]:
-    """at_least_once: send and flush; a replayed epoch sends again."""
+    """at_least_once: send and flush; a replayed epoch sends again.
+
+    It appends nothing that could find its number taken, so it looks for a newer driver: otherwise the older of two
+    would carry on, and the newer one would find a target that is ahead of it.
+    """
+    yield from check_not_replaced(book)
     yield from ask(WritePlainly("write", epoch))
 
 
 def run_claimed(book: Book, epoch: Epoch) -> Step[None]:
-    """at_most_once: claim, then send. An epoch that was claimed before may have left, so its rows go nowhere."""
+    """at_most_once: claim, then send. The rows of an epoch claimed earlier may have been sent, so they are dropped."""
     last = book.state.claims[-1][1] if book.state.claims else None
     if last is not None and epoch <= last.epoch:
         yield from ask(Mute("mute", epoch))
@@ -217,9 +274,9 @@ def run_claimed(book: Book, epoch: Epoch) -> Step[None]:
 
 
 def in_commit_order(sinks: Iterable[SinkFacts]) -> tuple[SinkFacts, ...]:
-    """Perishable sinks first: whoever reaches the others has seen every perishable handle done.
+    """Perishable sinks first: by the time the others are reached, every perishable handle is done.
 
-    Then by name: a later driver, to whom the sinks were named in another order, must know which came before a lost one.
+    Then by name: a later driver may list the sinks in another order, but must know which came before a lost one.
     """
     return tuple(sorted(sinks, key=lambda sink: (not sink.perishable, sink.name)))
 
@@ -236,13 +293,13 @@ def _range_of(book: Book, epoch: Epoch) -> Step[str]:
             "no_barrier",
             f"Spark's offsets/{epoch} is missing or empty.",
             where=book.where,
-            next="Start the job again; if it stays, look at the disk that holds the checkpoint.",
+            next="Start the job again; if it keeps happening, check the disk that holds the checkpoint.",
         ).at(epoch=epoch)
     return offsets
 
 
 def _commit_sink(book: Book, sink: SinkFacts, opened: Open) -> Step[tuple[Handle, ...]]:
-    """Commit one sink's handles; in doubt is asked again, never guessed."""
+    """Commit one sink's handles; ask again about those in doubt, never guess."""
     pending = handles_of(sink.name, opened.handles)
     gone: tuple[Handle, ...] = ()
     attempt = 0
@@ -255,10 +312,11 @@ def _commit_sink(book: Book, sink: SinkFacts, opened: Open) -> Step[tuple[Handle
             if attempt >= PATIENCE:
                 raise InDoubt(
                     "in_doubt",
-                    f"The sink did not say whether {len(pending)} decided units are in, {attempt} times in a row.",
+                    f"Asked {attempt} times in a row, the sink did not say whether {len(pending)} decided units are "
+                    "committed.",
                     where=book.where,
-                    next="See that the sink's target answers and has room (why is in the log), then start the job "
-                    "again; recovery asks first.",
+                    next="Check that the sink's target answers and has free space (the log says why it failed), then "
+                    "start the job again; recovery asks the sink first.",
                 ).at(epoch=opened.epoch, sink=sink.name)
             yield from ask(Wait("commit.wait", attempt))
     return gone

@@ -1,11 +1,11 @@
-"""How a lineage ends and another one goes on from one of its epochs: rewind, restore, fork. And a rescale, in one.
+"""How a lineage ends and another continues from one of its epochs: rewind, restore, fork; and rescale, within one.
 
-    seal     the parent's last record: the next lineage, the epoch it goes on from, and the fate of what came after
-    found    the new ledger: number 0, and the parent's decision of that epoch as its first
+    seal     the parent's last record: the next lineage, the epoch it continues from, and the fate of what came after
+    found    the new ledger: record 0, and the parent's decision of that epoch as its first
     switch   Spark's metadata names the new lineage
 
-Each step may be repeated; a crash anywhere means: the same command again. Never begins a lineage whose parent may still
-decide (a fork does, and has targets of its own), and never leaves open what rows already in the targets become.
+Each step may be repeated: after a crash, run the same command again. Never starts a lineage while its parent can still
+decide (except a fork, which has its own targets), and always says what becomes of rows already in the targets.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fencepost.protocol.records import (
     Writer,
     positions,
 )
-from fencepost.protocol.recover import take_over
+from fencepost.protocol.recovery import take_over
 
 Fate = Literal["quiet", "overwrite", "again"]
 
@@ -38,29 +38,29 @@ UNKNOWN_GENERATIONS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Anew:
-    """A wish to go on from an earlier epoch."""
+class Continuation:
+    """A request to continue from an earlier epoch."""
 
     job: str
-    """Another name than the parent's only for a fork."""
+    """The parent's name, except for a fork."""
     epoch: Epoch
-    """The last one that stays as it is."""
+    """The last epoch that is kept."""
     fate: Fate
-    """What becomes of the rows that the targets hold of later epochs."""
+    """What becomes of the rows of later epochs that the targets hold."""
     writer: Writer
     new_id: str
     clock: Callable[[], str]
     place: str = ""
-    """The new checkpoint; "": the same one."""
+    """The new checkpoint; "" if it is the same one."""
 
     @property
     def wish(self) -> tuple[Epoch, Fate, str]:
-        """What a repeated command has in common with the first."""
+        """What identifies a repeated command as the same."""
         return self.epoch, self.fate, self.place
 
 
-def rewind(plan: Anew, lineage: str) -> Step[str]:
-    """In place: the same checkpoint goes on after an earlier epoch; return the new lineage."""
+def rewind(plan: Continuation, lineage: str) -> Step[str]:
+    """In place: the same checkpoint continues after an earlier epoch; return the new lineage."""
     state = yield from read_ledger(lineage, plan.job)
     if was_begun_by(plan, state):
         return lineage  # the command was repeated after its last step
@@ -70,18 +70,19 @@ def rewind(plan: Anew, lineage: str) -> Step[str]:
     return child
 
 
-def seal(plan: Anew, state: State) -> Step[State]:
-    """End a lineage for good; one that was sealed for the same wish before is taken as it is."""
+def seal(plan: Continuation, state: State) -> Step[State]:
+    """End a lineage permanently; if it is already sealed for the same request, leave it as it is."""
     sealed = state.sealed
     if sealed is not None:
         if (sealed.epoch, sealed.fate, sealed.place) != plan.wish:
             there = f"in {sealed.place}" if sealed.place else "in the same checkpoint"
             raise CheckpointRefused(
                 "sealed",
-                f"This lineage was sealed to go on after epoch {sealed.epoch} with {sealed.fate!r}, {there}.",
+                f"This lineage is sealed: it was rewound or restored to epoch {sealed.epoch} with {sealed.fate!r}, "
+                f"{there}.",
                 where=Where(job=plan.job),
                 safe=UNCHANGED,
-                next="Repeat that command, if it did not come to its end; else go on from what it made.",
+                next="If that command did not finish, run it again; otherwise continue from its result.",
             )
         return state
     check_closed(plan.job, state)
@@ -94,12 +95,18 @@ def seal(plan: Anew, state: State) -> Step[State]:
 
 
 def found(
-    plan: Anew, origin: State, parent: State | None, *, fork: bool = False, moved: Mapping[str, str] | None = None
+    plan: Continuation,
+    origin: State,
+    parent: State | None,
+    *,
+    fork: bool = False,
+    moved: Mapping[str, str] | None = None,
 ) -> Step[str]:
-    """Write the new lineage's ledger; its number 0 and first decision say all that recovery needs.
+    """Write the new lineage's ledger; its record 0 and first decision say everything that recovery needs.
 
-    `origin` is the ledger that has the epoch (a savepoint has a copy). `parent` is the sealed one, with all that was
-    decided after it; None for a fork, or if the parent is lost. `moved` are new sums of files that name their place.
+    `origin` is the ledger that has the epoch (a savepoint has a copy). `parent` is the sealed one, with everything
+    decided after that epoch; None for a fork, or if the parent is lost. `moved` has new checksums of the files that
+    contain their own path.
     """
     before = parent or origin
     child = parent.sealed.next if parent is not None and parent.sealed is not None else plan.new_id
@@ -107,23 +114,23 @@ def found(
     later = [d for _, d in parent.decisions if d.epoch > plan.epoch and d.cause != "rescale"] if parent else []
     ranges = quiet_epochs(base.offsets, [d.offsets for d in later])
     if parent is not None and parent.newest is not None and parent.newest.cause == "restore":
-        # It wrote nothing: the targets are as its own parent left them.
+        # The parent wrote nothing: the targets are as its own parent left them.
         ranges = parent.lineage.quiet or parent.lineage.later
     lineage = Lineage(
         job=plan.job,
         guarantee=origin.lineage.guarantee,
         first_epoch=plan.epoch,
-        # "again" is for an emptied or another target, a fork for others: the first driver says which.
+        # "again" writes to an emptied or different target, and a fork to its own: the first driver records which.
         sinks={} if plan.fate == "again" else origin.sinks,
-        formats=origin.lineage.formats,
-        # Nobody knows how often a lost parent was begun anew.
+        settings=origin.lineage.settings,
+        # If the parent is lost, nobody knows how often it was rewound or restored.
         generation=before.lineage.generation + (1 if parent is not None else UNKNOWN_GENERATIONS),
         parent={
             "lineage": origin.lineage_id,
             "epoch": plan.epoch,
             "targets": sorted(sink.target for sink in origin.sinks.values()) if fork else [],
         },
-        # A fork's targets are its own; what the living parent has open is the parent's.
+        # A fork has its own targets; what its living parent has open belongs to the parent.
         ancestors=() if fork else (*before.lineage.ancestors, before.lineage_id),
         fate=plan.fate,
         quiet=ranges if plan.fate == "quiet" else (),
@@ -132,11 +139,11 @@ def found(
     yield from new_ledger(child, lineage, plan.clock)
     state = yield from read_ledger(child, plan.job)
     if not _unfinished(state):
-        return child  # somebody finished this before us, and its driver may be at work by now
+        return child  # somebody finished this before us, and its driver may be running by now
     book = yield from take_over(plan.job, plan.writer, state, plan.clock)
     if book.state.newest is None:
         files = {name: total for _, d in origin.decisions if d.epoch <= plan.epoch for name, total in d.files.items()}
-        if lineage.quiet:  # of the later ones only what they read: their state is made again
+        if lineage.quiet:  # of later epochs only what they read: their state is recomputed
             read = (item for d in later for item in d.files.items() if item[0].startswith("sources/"))
             files.update(read)
         first = replace(
@@ -156,14 +163,14 @@ def found(
 
 
 def _unfinished(state: State) -> bool:
-    """Has a founded lineage not yet its first decision, or is that not closed? It has no handles."""
+    """Is the first decision of a new lineage, which has no handles, still missing or open?"""
     return state.newest is None or (state.open is not None and state.newest.cause == "restore")
 
 
 def rescale(job: str, lineage: str, partitions: int, writer: Writer, clock: Callable[[], str]) -> Step[Epoch]:
-    """Spread the newest state over another number of partitions; return the epoch that does it.
+    """Redistribute the newest state over another number of partitions; return the epoch that does so.
 
-    It is an epoch without input. Only its decision makes it count; recovery completes it as any other.
+    It is an epoch without input. It counts only once it is decided, and recovery completes it like any other.
     """
     state = yield from read_ledger(lineage, job)
     check_closed(job, state)
@@ -192,45 +199,46 @@ def rescale(job: str, lineage: str, partitions: int, writer: Writer, clock: Call
 
 
 def check_closed(job: str, state: State) -> None:
-    """Only an exactly_once ledger says where an epoch ends, and only a closed one what the targets hold."""
+    """Only an exactly_once ledger says where an epoch ends, and only one without an open decision what targets hold."""
     if state.lineage.guarantee != "exactly_once" or state.newest is None:
         what = "has no decided epoch" if state.newest is None else f"is {state.lineage.guarantee}"
         raise CheckpointRefused(
             "nothing_decided",
-            f"The job {what}: its ledger does not say where an epoch ends.",
+            f"The job {what}, so its ledger does not say where an epoch ends.",
             where=Where(job=job),
             safe=UNCHANGED,
-            next="This needs guarantee='exactly_once' and at least one epoch.",
+            next="This command needs a job with guarantee='exactly_once' that has completed at least one epoch.",
         )
     if state.open is not None:
         raise CheckpointRefused(
             "open_decision",
-            f"Epoch {state.open.epoch} is decided and not known to be in every sink: the job runs, or it died.",
+            f"Epoch {state.open.epoch} is decided but not known to be in every sink: the job is running, or it died.",
             where=Where(job=job),
             safe=UNCHANGED,
             next="Stop the job (SIGTERM, Ctrl-C, job.stop()). If it died, start it once so that recovery finishes the "
-            "epoch, and stop it. Then repeat the command.",
+            "epoch, then stop it. Then run this command again.",
         )
     if state.quiet_offsets(state.next_epoch) is not None:
         raise CheckpointRefused(
             "still_quiet",
-            "This lineage was begun anew and has not yet caught up with what the targets hold.",
+            "This checkpoint was rewound and has not caught up with its targets.",
             where=Where(job=job),
             safe=UNCHANGED,
-            next="Start the job, let it complete an epoch with new input, and stop it. Then repeat the command.",
+            next="Start the job, let it complete an epoch with new input, and stop it. Then run this command again.",
         )
 
 
-def check_quiet(plan: Anew, state: State) -> None:
-    """Refuse a silent range in which sources came or went: Spark reads only those that are there at its end."""
+def check_quiet(plan: Continuation, state: State) -> None:
+    """Refuse a quiet range in which sources were added or removed: Spark reads only those present at its end."""
     names = {_sources(d.offsets) for _, d in state.decisions if d.epoch >= plan.epoch}
     if plan.fate == "quiet" and len(names) > 1:
         raise CheckpointRefused(
             "sources_changed",
-            f"The job's sources changed after epoch {plan.epoch}: the epochs since cannot be run again as they were.",
+            f"The job's sources changed after epoch {plan.epoch}, so the epochs since then cannot be rerun as they "
+            "were.",
             where=Where(job=plan.job),
             safe=UNCHANGED,
-            next="Choose an epoch after the change, or overwrite or again.",
+            next="Choose an epoch after the change, or use --sink overwrite or --sink again.",
         )
 
 
@@ -239,14 +247,14 @@ def _sources(offsets: str) -> tuple[str, ...]:
     return tuple(sorted(line.split(":", 1)[0] if version != "v1" else str(n) for n, line in enumerate(lines)))
 
 
-def decision_of(plan: Anew, state: State) -> Decision:
-    """The decision of the epoch to go on from."""
+def decision_of(plan: Continuation, state: State) -> Decision:
+    """The decision of the epoch to continue from."""
     found = {decision.epoch: decision for _, decision in state.decisions}
     if plan.epoch not in found:
         kept = f"{min(found)} to {max(found)}" if found else "none"
         raise CheckpointRefused(
             "epoch_not_retained",
-            f"Epoch {plan.epoch} is not among the epochs that are retained: {kept}.",
+            f"Epoch {plan.epoch} is not retained; the retained epochs are: {kept}.",
             where=Where(job=plan.job),
             safe=UNCHANGED,
             next="Choose one of these, or restore a savepoint.",
@@ -255,9 +263,9 @@ def decision_of(plan: Anew, state: State) -> Decision:
 
 
 def quiet_epochs(base: str, later: list[str]) -> tuple[str, ...]:
-    """The ranges to run again in silence, as texts of `offsets`, with the settings of the epoch they follow.
+    """The ranges to rerun without writing, as texts of `offsets`, with the settings of the epoch they follow.
 
-    Each epoch as it was: what one of them emits, and when a timer fires, depends on where the ones before it ended.
+    Each epoch exactly as it was: what it emits, and when a timer fires, depends on where the earlier ones ended.
     """
     conf = json.loads(base.split("\n")[1]).get("conf")
     texts = []
@@ -268,8 +276,8 @@ def quiet_epochs(base: str, later: list[str]) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def was_begun_by(plan: Anew, state: State) -> bool:
-    """Is this the lineage that the wish is about, as far as it has got?"""
+def was_begun_by(plan: Continuation, state: State) -> bool:
+    """Was this lineage created by the same request, and has it not run since?"""
     lineage, newest = state.lineage, state.newest
     fresh = newest is None or newest.cause == "restore"
     same = lineage.parent is not None and (lineage.first_epoch, lineage.fate) == plan.wish[:2]

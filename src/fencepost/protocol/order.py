@@ -2,19 +2,20 @@
 
     state of a ledger = (latest writer, done_through, the open decision or none)
 
-At most one decision is open at any time, and it is the newest. Recovery rests on this.
+At most one decision is open at any time, and it is the newest. Recovery depends on this.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
+from fencepost.protocol.format import Damaged, digest
 from fencepost.protocol.records import (
     NOTHING_BEFORE,
     Body,
     Claim,
-    Damaged,
     Decision,
     Done,
     Epoch,
@@ -28,7 +29,6 @@ from fencepost.protocol.records import (
     Void,
     Writer,
     WriterNumber,
-    digest,
     encode,
     positions,
 )
@@ -36,7 +36,7 @@ from fencepost.protocol.records import (
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """The one decision whose commits are not known to be over."""
+    """The one decision whose commits are not known to be finished."""
 
     number: Number
     epoch: Epoch
@@ -54,18 +54,20 @@ class State:
     writer: WriterNumber
     done_through: Epoch
     end: str
-    """Digest of the positions up to which epochs are decided."""
+    """Digest of the offsets up to which epochs are decided."""
     open: Open | None = None
     decisions: tuple[tuple[Number, Decision], ...] = ()
-    """Decisions that are not void, oldest first, as far as they are retained."""
+    """Retained decisions that are not void, oldest first."""
     claims: tuple[tuple[Number, Claim], ...] = ()
     writers: tuple[Number, ...] = ()
     voided: Epoch | None = None
-    """The epoch whose decision was taken back and which was not decided again yet."""
+    """The epoch whose decision was voided and which has not been decided again yet."""
     sealed: Sealed | None = None
     oldest: Number = Number(1)
     driver: Writer | None = None
-    """Who the latest writer is, for people; None if its record was retired."""
+    """The latest writer, for error messages; None if its record was retired."""
+    taken_at: str = ""
+    """When it took over, by its clock; also for error messages."""
 
     @property
     def newest(self) -> Decision | None:
@@ -81,7 +83,7 @@ class State:
 
     @property
     def files(self) -> Mapping[str, str]:
-        """Sums of files, by name, as the retained decisions say them."""
+        """Checksums of files, by name, from the retained decisions."""
         return {name: total for _, decision in self.decisions for name, total in decision.files.items()}
 
     @property
@@ -91,28 +93,29 @@ class State:
 
     @property
     def sinks(self) -> Mapping[str, SinkRecord]:
-        """What the targets are; none if the first driver of this lineage is to say."""
+        """The sinks and their targets; empty if the first driver of this lineage has yet to record them."""
         declared = self.newest.sinks if self.newest else None
         return self.lineage.sinks if declared is None else declared
 
     def quiet_offsets(self, epoch: Epoch) -> str | None:
-        """The range of an epoch that runs for its state only, because its rows are in the targets; else None."""
+        """The range of an epoch that runs only for its state, because the targets hold its rows; else None."""
         place = epoch - self.lineage.first_epoch - 1
         return self.lineage.quiet[place] if 0 <= place < len(self.lineage.quiet) else None
 
 
 Condition = Callable[[State, Record], bool]
+Changes = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """When a kind is legal (every condition holds) and what the state is then."""
+    """When a kind of record is legal (every condition holds), and what it changes in the state."""
 
     when: tuple[Condition, ...]
-    then: Callable[[State, Record], State]
+    then: Callable[[State, Record], Changes]
 
 
-# --- conditions: the docstring is the sentence of the error message
+# --- conditions: each docstring is part of an error message
 
 
 def not_sealed(state: State, record: Record) -> bool:
@@ -126,14 +129,14 @@ def by_latest_writer(state: State, record: Record) -> bool:
 
 
 def next_to_decide(state: State, record: Record) -> bool:
-    """no decision is open, or the open one is the epoch before and this record says that it is done"""
+    """no decision is open, or the open one is the previous epoch and this record says that it is done"""
     body = record.body
     assert isinstance(body, Decision)
     return body.epoch == state.next_epoch and body.done_through == body.epoch - 1
 
 
 def starts_where_the_last_ended(state: State, record: Record) -> bool:
-    """its start is the end of the decision before"""
+    """it starts where the previous decision ended"""
     assert isinstance(record.body, Decision)
     return record.body.start == state.end
 
@@ -164,7 +167,7 @@ def claims_in_turn(state: State, record: Record) -> bool:
 
 
 def quiet_where_it_must_be(state: State, record: Record) -> bool:
-    """an epoch whose rows the targets hold already has its old range and writes nothing"""
+    """an epoch whose rows the targets already hold has its old range and writes nothing"""
     assert isinstance(record.body, Decision)
     wanted = state.quiet_offsets(record.body.epoch)
     return wanted is None or (record.body.end == positions(wanted) and not record.body.handles)
@@ -173,50 +176,50 @@ def quiet_where_it_must_be(state: State, record: Record) -> bool:
 # --- effects on the state
 
 
-def _take_over(state: State, record: Record) -> State:
+def _take_over(state: State, record: Record) -> Changes:
     body = record.body
     assert isinstance(body, Writer)
-    return replace(state, writer=WriterNumber(record.number), writers=(*state.writers, record.number), driver=body)
+    writers = (*state.writers, record.number)
+    return {"writer": WriterNumber(record.number), "writers": writers, "driver": body, "taken_at": record.at}
 
 
-def _decide(state: State, record: Record) -> State:
+def _decide(state: State, record: Record) -> Changes:
     body = record.body
     assert isinstance(body, Decision)
-    return replace(
-        state,
-        done_through=body.done_through,
-        end=body.end,
-        open=Open(record.number, body.epoch, body.handles),
-        decisions=(*state.decisions, (record.number, body)),
-        voided=None,
-    )
+    return {
+        "done_through": body.done_through,
+        "end": body.end,
+        "open": Open(record.number, body.epoch, body.handles),
+        "decisions": (*state.decisions, (record.number, body)),
+        "voided": None,
+    }
 
 
-def _redo(state: State, record: Record) -> State:
+def _redo(state: State, record: Record) -> Changes:
     assert isinstance(record.body, Redo)
     assert state.open is not None
     stay = tuple(h for h in state.open.handles if h.id not in record.body.lost)
-    return replace(state, open=replace(state.open, handles=stay + record.body.handles))
+    return {"open": replace(state.open, handles=stay + record.body.handles)}
 
 
-def _void(state: State, record: Record) -> State:
+def _void(state: State, record: Record) -> Changes:
     _, taken_back = state.decisions[-1]
-    return replace(state, open=None, end=taken_back.start, decisions=state.decisions[:-1], voided=taken_back.epoch)
+    return {"open": None, "end": taken_back.start, "decisions": state.decisions[:-1], "voided": taken_back.epoch}
 
 
-def _done(state: State, record: Record) -> State:
+def _done(state: State, record: Record) -> Changes:
     assert isinstance(record.body, Done)
-    return replace(state, open=None, done_through=record.body.through)
+    return {"open": None, "done_through": record.body.through}
 
 
-def _claim(state: State, record: Record) -> State:
+def _claim(state: State, record: Record) -> Changes:
     assert isinstance(record.body, Claim)
-    return replace(state, claims=(*state.claims, (record.number, record.body)))
+    return {"claims": (*state.claims, (record.number, record.body))}
 
 
-def _seal(state: State, record: Record) -> State:
+def _seal(state: State, record: Record) -> Changes:
     assert isinstance(record.body, Sealed)
-    return replace(state, sealed=record.body)
+    return {"sealed": record.body}
 
 
 ORDER: Mapping[type[Body], Rule] = {
@@ -230,17 +233,21 @@ ORDER: Mapping[type[Body], Rule] = {
     Claim: Rule((not_sealed, by_latest_writer, claims_in_turn), _claim),
     Sealed: Rule((not_sealed, by_latest_writer, none_open), _seal),
 }
-"""`lineage` is not in the table: it is number 0 and nothing else is (`begin`)."""
+"""`lineage` is not in the table: it is always record 0, and only that (`begin`)."""
+
+
+MANY = 200
+"""Decisions, from which on those that are read are put aside."""
 
 
 class IllegalOrder(Damaged):
-    """A whole, unchanged record in a place where it may not stand."""
+    """An intact record in a place where it is not allowed."""
 
 
 def begin(record: Record, data: bytes) -> State:
-    """The state after number 0."""
-    if record.number != 0 or not isinstance(record.body, Lineage) or record.prev != NOTHING_BEFORE:
-        raise IllegalOrder("number 0 is not a lineage")
+    """The state after record 0."""
+    if record.number != 0 or not isinstance(record.body, Lineage) or record.previous != NOTHING_BEFORE:
+        raise IllegalOrder("record 0 is not a lineage")
     return State(
         lineage_id=record.lineage,
         lineage=record.body,
@@ -253,12 +260,12 @@ def begin(record: Record, data: bytes) -> State:
 
 
 def resume(state: State, record: Record) -> State:
-    """The state before `record`, the oldest one retained: a record says enough to begin in the middle."""
+    """The state before `record`, the oldest one retained: a record says enough to start reading in the middle."""
     body = record.body
     return replace(
         state,
         last=Number(record.number - 1),
-        last_sum=record.prev,
+        last_sum=record.previous,
         # A writer record names itself; every other one was written by the latest writer.
         writer=state.writer if isinstance(body, Writer) else record.writer,
         done_through=body.done_through if isinstance(body, Decision) else state.done_through,
@@ -267,45 +274,51 @@ def resume(state: State, record: Record) -> State:
 
 
 def advance(state: State, record: Record, data: bytes | None = None) -> State:
-    """The state after `record`; raise `IllegalOrder` with the broken condition."""
-    if record.number != state.last + 1 or record.prev != state.last_sum or record.lineage != state.lineage_id:
+    """The state after `record`; raise `IllegalOrder` with the condition that does not hold."""
+    if record.number != state.last + 1 or record.previous != state.last_sum or record.lineage != state.lineage_id:
         raise IllegalOrder(f"record {record.number} does not follow record {state.last}")
     rule = ORDER.get(type(record.body))
     if rule is None:
         raise IllegalOrder(f"record {record.number} is a second lineage")
     for condition in rule.when:
         if not condition(state, record):
-            raise IllegalOrder(f"record {record.number} is a {record.kind}, legal only when {condition.__doc__}")
-    after = rule.then(state, record)
-    number, oldest = record.number, record.oldest
-    if oldest != after.oldest:
-        after = replace(
-            after,
-            oldest=oldest,
-            decisions=tuple(d for d in after.decisions if d[0] >= oldest),
-            claims=tuple(c for c in after.claims if c[0] >= oldest),
-            writers=tuple(w for w in after.writers if w >= oldest),
-        )
-    return replace(after, last=number, last_sum=digest(encode(record) if data is None else data))
+            raise IllegalOrder(f"record {record.number} is a {record.kind}, allowed only if {condition.__doc__}")
+    changes = rule.then(state, record)
+    changes.update(last=record.number, last_sum=digest(encode(record) if data is None else data))
+    after = replace(state, **changes)
+    if (oldest := record.oldest) == after.oldest:
+        return after
+    return replace(
+        after,
+        oldest=oldest,
+        decisions=tuple(d for d in after.decisions if d[0] >= oldest),
+        claims=tuple(c for c in after.claims if c[0] >= oldest),
+        writers=tuple(w for w in after.writers if w >= oldest),
+    )
 
 
 def fold(chain: Iterable[tuple[Record, bytes]]) -> State:
-    """Read a whole ledger: number 0 first, then every retained record in order."""
+    """Read a whole ledger: record 0 first, then every retained record in order."""
     records = iter(chain)
     state = begin(*next(records))
+    aside: list[tuple[Number, Decision]] = []
     first = True
     for record, data in records:
         if first and record.number > 1:
             state = resume(state, record)
         first = False
         state = advance(state, record, data)
-    return state
+        if len(state.decisions) > MANY:
+            # Each step copies them, and looks at the last two at most.
+            aside += state.decisions[:-2]
+            state = replace(state, decisions=state.decisions[-2:])
+    return replace(state, decisions=(*(one for one in aside if one[0] >= state.oldest), *state.decisions))
 
 
 def oldest_needed(state: State, keep: int) -> Number:
-    """The lowest number to retain: that of the last `keep` decisions (or claims, or writers)."""
+    """The lowest number to retain, so that the last `keep` decisions (or claims, or writers) stay."""
     by_guarantee = {
-        # The open decision may still be voided; what it follows has to outlive it.
+        # The open decision may still be voided; the one before it has to outlive it.
         "exactly_once": tuple(n for n, _ in state.decisions if state.open is None or n != state.open.number),
         "at_most_once": tuple(number for number, _ in state.claims),
         "at_least_once": state.writers,

@@ -1,6 +1,6 @@
-"""Spark's own log, made exactly the ledger's. The last step of recovery.
+"""The last step of recovery: makes Spark's own log match the ledger exactly.
 
-Never believes Spark's log where a decision says otherwise, and never removes what a decision names.
+Never trusts Spark's log where a decision says otherwise, and never removes what a decision names.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from fencepost.protocol.records import Decision, Epoch
 
 
 def rebuild(book: Book) -> Step[None]:
-    """Make Spark's log exactly the ledger's.
+    """Make Spark's log match the ledger exactly.
 
-    Decided epochs are written from their records if they are missing, empty or different: writing `commits/L` is how
-    a decided epoch is completed. What Spark noted of an undecided epoch is removed, so that no damage in it counts: the
-    epoch begins anew where the last decision ended. A driver that slept until here must not do so by its stale view: it
-    looks for a newer one right before, and discards only the very files that it saw before that look.
+    Entries of decided epochs that are missing, empty or different are written from the ledger: writing `commits/L` is
+    how a decided epoch is completed. What Spark logged about an undecided epoch is removed, so that damage in it does
+    not matter: the epoch starts over where the last decision ended. A driver that slept until here must not act on its
+    stale view: it checks for a newer driver right before, and discards only files that it saw before that check.
     """
     state = book.state
     newest = state.newest
     last = newest.epoch if newest else Epoch(state.lineage.first_epoch - 1)
     if newest is not None:
-        yield from _check_files(book, newest)  # before anything goes that might take the place of a lost one
+        yield from _check_files(book, newest)  # before deleting anything that could replace a lost file
     strays = yield from ask(Strays("recover.rebuild.strays", last, (yield from _decided_offsets(book, last))))
     yield from check_not_replaced(book)
     for epoch in (yield from ask(LogNames("recover.rebuild.complete", "commits"))):
@@ -43,9 +43,10 @@ def rebuild(book: Book) -> Step[None]:
             if epoch != state.voided and not parents:
                 raise CheckpointRefused(
                     "spark_ahead",
-                    f"Spark has completed epoch {epoch}, the newest decision is epoch {last}.",
+                    f"Spark has completed epoch {epoch}, but the newest decision is epoch {last}: the query ran "
+                    "without fencepost, or ledger records were deleted.",
                     where=book.where,
-                    next="The query ran without fencepost, or ledger records were removed: restore them from a copy.",
+                    next="Restore the ledger records from a backup of the checkpoint.",
                 )
             yield from ask(LogDelete("recover.rebuild.unvoid", "commits", Epoch(epoch)))
     for epoch in (yield from ask(LogNames("recover.rebuild.begun", "offsets"))):
@@ -60,7 +61,7 @@ def rebuild(book: Book) -> Step[None]:
 
 
 def _decided_offsets(book: Book, last: Epoch) -> Step[str | None]:
-    """Up to where Spark's log is settled; None if no epoch is."""
+    """The offsets up to which Spark's log is decided; None if no epoch is."""
     newest = book.state.newest
     if book.state.quiet_offsets(book.state.next_epoch) is not None:
         return book.state.lineage.quiet[-1]
@@ -84,18 +85,18 @@ def _check_files(book: Book, newest: Decision) -> Step[None]:
     if lost:
         raise CheckpointRefused(
             "snapshot_lost",
-            f"{len(lost)} files that epoch {newest.epoch} rests on are missing or changed: {', '.join(lost[:3])}.",
+            f"{len(lost)} files that epoch {newest.epoch} depends on are missing or changed: {', '.join(lost[:3])}.",
             where=book.where,
-            next="Restore them from a copy of the checkpoint.",
+            next="Restore them from a backup of the checkpoint.",
         )
 
 
 def adopted_log_damaged(where: Where, epoch: int) -> CheckpointRefused:
-    """The error of a log that plain Spark wrote and somebody damaged."""
+    """The error for a damaged log that plain Spark wrote."""
     return CheckpointRefused(
         "adopted_log_damaged",
         f"Spark's offsets/{epoch}, where the adopted checkpoint ends, is missing or empty.",
         where=where,
         safe=UNCHANGED,
-        next="Restore the file from a copy of the checkpoint, then start again.",
+        next="Restore the file from a backup of the checkpoint, then start the job again.",
     )

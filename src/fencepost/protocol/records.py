@@ -1,30 +1,30 @@
-"""The ledger's records, and their one way to bytes and back.
+"""The ledger's records, and the one way they are turned into bytes and back.
 
-Never a row's value, never a secret: a record is read with `cat` by whoever may read the checkpoint.
+Never a row's value, never a secret: anyone who can read the checkpoint can `cat` a record.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, NewType
+
+from fencepost.protocol.format import VERSION, Damaged, StoredFormat, digest, plain_of, read, seal, unseal
 
 Epoch = NewType("Epoch", int)
 """The number of an epoch; Spark's batch id."""
 
 Number = NewType("Number", int)
-"""The place of a record in its ledger; also its file name."""
+"""A record's place in its ledger, and its file name."""
 
 WriterNumber = NewType("WriterNumber", int)
-"""The number of a driver's own `writer` record: unique and rising without a counter."""
+"""The number of a driver's own `writer` record: unique and increasing, without a counter."""
 
 NOTHING_BEFORE = "0" * 64
-"""`prev` of record 0, and the digest of the positions before the first epoch."""
+"""`previous` of record 0, and the digest of the offsets before the first epoch."""
 
-FORMAT = 1
-"""Of the ledger; number 0 says it."""
+LEDGER = StoredFormat("The ledger", 1)
+"""Stored in each record: a ledger started by an older fencepost continues in the newer format after an upgrade."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +47,13 @@ class Handle:
     body: Mapping[str, Any] = field(default_factory=dict)
 
     def __hash__(self) -> int:
-        """By id: ids are random and never used twice."""
+        """By id: ids are random and never reused."""
         return hash(self.id)
 
 
 @dataclass(frozen=True, slots=True)
 class SinkRecord:
-    """What the ledger remembers of a sink: enough to notice that its target was replaced."""
+    """What the ledger remembers about a sink: enough to notice that its target was replaced."""
 
     shape: str
     target: str
@@ -61,32 +61,33 @@ class SinkRecord:
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """Number 0: who we are."""
+    """Record 0: the checkpoint's identity."""
 
     job: str
     guarantee: str
     first_epoch: Epoch
     sinks: Mapping[str, SinkRecord] = field(hash=False)
-    formats: Mapping[str, str] = field(hash=False)
+    settings: Mapping[str, str] = field(hash=False)
+    """Of Spark, chosen at the first start and kept: they say how it writes its state and its log."""
     generation: int = 0
     parent: Mapping[str, Any] | None = field(default=None, hash=False)
-    """The lineage and epoch from which this one was begun anew; `first_epoch` is that epoch."""
+    """The lineage and epoch that this one continues from (rewind, restore, fork); `first_epoch` is that epoch."""
     ancestors: tuple[str, ...] = ()
-    """Sealed lineages before this one: their marks in a target are ours, what they left open is nobody's."""
+    """Sealed lineages before this one: their marks in a target count as ours, and what they left open is orphaned."""
     fate: str = ""
-    """What becomes of the rows that targets hold of later epochs of the parent: quiet, overwrite, again."""
+    """What becomes of the rows of the parent's later epochs that targets hold: quiet, overwrite, again."""
     quiet: tuple[str, ...] = ()
-    """Texts of `offsets` for the epochs after the first: they run for their state and write nothing."""
+    """Texts of `offsets` for the epochs after the first: they run only for their state and write nothing."""
     later: tuple[str, ...] = ()
-    """The same for another fate: what the targets hold of the parent, for whoever thinks again before it has begun."""
-    format: int = FORMAT
+    """The same for another fate: what the targets hold of the parent, in case this lineage is rewound before it ran."""
 
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """From here on only this writer appends."""
+    """From here on only this writer may append."""
 
-    start: str
+    start_id: str
+    """Random: two starts are never the same."""
     host: str
     pid: int
     versions: Mapping[str, str]
@@ -94,7 +95,7 @@ class Writer:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """at_most_once: from here on the epoch's rows may leave, once."""
+    """at_most_once: from here on the epoch's rows may be sent, once."""
 
     epoch: Epoch
     offsets: str
@@ -112,12 +113,12 @@ class Decision:
     handles: tuple[Handle, ...]
     snapshot: str
     files: Mapping[str, str] = field(default_factory=dict, hash=False)
-    """Sums of files that the epoch rests on and that have none elsewhere, by their names in the checkpoint."""
+    """Checksums of the files that the epoch depends on and that have none elsewhere, by name in the checkpoint."""
     cause: str = "data"
     held: Mapping[str, Epoch] = field(default_factory=dict, hash=False)
-    """By sink, the newest epoch before this one that had rows for it: a target that lacks it lost data."""
+    """By sink, the newest epoch before this one that had rows for it: a target without it has lost data."""
     sinks: Mapping[str, SinkRecord] | None = field(default=None, hash=False)
-    """What the sinks are by now, if their user declared a change; None: as number 0 says."""
+    """The sinks as they are now, if the user declared a change; None: as in record 0."""
 
     @property
     def held_after(self) -> Mapping[str, Epoch]:
@@ -127,7 +128,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Redo:
-    """New handles, holding the same rows, in the place of lost ones."""
+    """New handles with the same rows replace lost ones."""
 
     epoch: Epoch
     decision: Number
@@ -137,7 +138,7 @@ class Redo:
 
 @dataclass(frozen=True, slots=True)
 class Void:
-    """Nothing of this decision is visible or ever will be; the epoch runs again."""
+    """Nothing of this decision is visible or ever will be; the epoch reruns."""
 
     epoch: Epoch
     decision: Number
@@ -146,20 +147,20 @@ class Void:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Every handle of every decision up to here is committed, and no next decision is there to say so."""
+    """Every handle of every decision so far is committed; written where no next decision says so."""
 
     through: Epoch
 
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """The last record: lineage `next` goes on after `epoch`, and nobody here any more."""
+    """The last record of a ledger: lineage `next` continues after `epoch`, and this one accepts nothing more."""
 
     next: str
     epoch: Epoch
     fate: str
     place: str = ""
-    """Where it goes on; "": in the same checkpoint."""
+    """Where it continues; "" if in the same checkpoint."""
 
 
 Body = Lineage | Writer | Claim | Decision | Redo | Void | Done | Sealed
@@ -185,23 +186,18 @@ class Record:
     lineage: str
     writer: WriterNumber
     at: str
-    prev: str
+    previous: str
+    """The sum of the record before it, with all its bytes."""
     oldest: Number
     body: Body
+    format: int = field(default_factory=lambda: LEDGER.number)
+    fencepost: str = VERSION
+    """The version that wrote it, for people."""
 
     @property
     def kind(self) -> str:
-        """The word used for it in files, tables and messages."""
+        """Its name in files, tables and messages."""
         return KIND_OF[type(self.body)]
-
-
-class Damaged(Exception):
-    """Bytes that are not a whole, unchanged record of this ledger."""
-
-
-def digest(data: bytes) -> str:
-    """SHA-256, the one digest of every durable thing here."""
-    return hashlib.sha256(data).hexdigest()
 
 
 def positions(offsets: str) -> str:
@@ -213,77 +209,62 @@ def positions(offsets: str) -> str:
 
 
 def encode(record: Record) -> bytes:
-    """Canonical bytes, with the sum over everything else."""
-    plain: dict[str, Any] = {
-        "number": record.number,
-        "kind": record.kind,
-        "lineage": record.lineage,
-        "writer": record.writer,
-        "at": record.at,
-        "prev": record.prev,
-        "oldest": record.oldest,
-        "body": asdict(record.body),
-    }
-    content = _canonical(plain)
-    return _with_sum(content, digest(content))
+    """Canonical bytes, including the checksum over everything else."""
+    return seal(
+        {
+            "number": record.number,
+            "kind": record.kind,
+            "lineage": record.lineage,
+            "writer": record.writer,
+            "at": record.at,
+            "previous": record.previous,
+            "oldest": record.oldest,
+            "body": plain_of(record.body, record.format),
+            "format": record.format,
+            "fencepost": record.fencepost,
+        }
+    )
 
 
 def decode(data: bytes) -> Record:
-    """Read bytes back; raise `Damaged` unless they are exactly what `encode` once wrote."""
+    """Read bytes back; raise `Damaged` unless they are exactly what `encode` wrote; refuse a newer format."""
+    plain = unseal(data)
+    number = LEDGER.check_stamp(plain)
+    if plain.keys() != HEAD:
+        raise Damaged("it is not a record")
     try:
-        plain = json.loads(data)
-        expected = plain.pop("sum")
-        content = _canonical(plain)
-        if digest(content) != expected:
-            raise Damaged("its sum does not match its content")
-        if data != _with_sum(content, expected) or plain.keys() != HEAD:
-            raise Damaged("it is not in canonical form")
-        record = Record(
+        return Record(
             number=Number(plain["number"]),
             lineage=plain["lineage"],
             writer=WriterNumber(plain["writer"]),
             at=plain["at"],
-            prev=plain["prev"],
+            previous=plain["previous"],
             oldest=Number(plain["oldest"]),
-            body=_body(plain["kind"], plain["body"]),
+            body=_body(plain["kind"], plain["body"], number),
+            format=number,
+            fencepost=plain["fencepost"],
         )
-    except Damaged:
-        raise
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise Damaged(f"it is not a record ({type(error).__name__})") from error
-    return record
 
 
-def _with_sum(content: bytes, total: str) -> bytes:
-    """Put the sum at its place among the sorted keys: before the last one, `writer`."""
-    head, writer, tail = content.rpartition(b',"writer":')
-    return b'%b,"sum":"%b"%b%b\n' % (head, total.encode(), writer, tail)
+HEAD = {"number", "kind", "lineage", "writer", "at", "previous", "oldest", "body", "format", "fencepost"}
 
 
-def _canonical(plain: Mapping[str, Any]) -> bytes:
-    return json.dumps(plain, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
-
-
-HEAD = {"number", "kind", "lineage", "writer", "at", "prev", "oldest", "body"}
-FIELDS = {cls: {field.name for field in fields(cls)} for cls in KIND_OF}
-
-
-def _body(kind: str, plain: Mapping[str, Any]) -> Body:
-    cls = KINDS[kind]
-    if cls is Lineage and plain.get("format") != FORMAT:
-        raise Damaged(f"it is of format {plain.get('format')}, and this version of fencepost knows format {FORMAT}")
-    if plain.keys() != FIELDS[cls]:
-        raise Damaged("it has other fields than a record of this version")
+def _body(kind: str, plain: Mapping[str, Any], number: int) -> Body:
     values = dict(plain)
     for name in ("lost", "ancestors", "quiet", "later"):
         if name in values:
             values[name] = tuple(values[name])
     if "handles" in values:
-        values["handles"] = tuple(_handle(h) for h in values["handles"])
+        values["handles"] = tuple(_handle(handle, number) for handle in values["handles"])
     if values.get("sinks") is not None:
-        values["sinks"] = {name: SinkRecord(**sink) for name, sink in values["sinks"].items()}
-    return cls(**values)
+        values["sinks"] = {name: read(SinkRecord, sink, number) for name, sink in values["sinks"].items()}
+    body: Body = read(KINDS[kind], values, number)
+    return body
 
 
-def _handle(plain: Mapping[str, Any]) -> Handle:
-    return Handle(**{**plain, "kept": tuple(Kept(**kept) for kept in plain["kept"])})
+def _handle(plain: Mapping[str, Any], number: int) -> Handle:
+    kept = tuple(read(Kept, one, number) for one in plain["kept"])
+    handle: Handle = read(Handle, {**plain, "kept": kept}, number)
+    return handle

@@ -1,89 +1,127 @@
-"""Spark's Kafka connector, which pyspark does not ship: is it there, and how does it get there.
+"""A connector that pyspark does not ship (Kafka's): is it in the session, and if not, how to add it.
+
+    in the session already     somebody named it, or put it beside Spark's jars: nothing is added
+    a session of our own       the package of this very Spark, else the one that is known to work with it
+    a session of the user's    left as it is: what is on its class path is not for us to choose
 
 Never adds a second version beside one that the user named: two connectors on one class path fail in strange ways.
 """
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Mapping
-from importlib.util import find_spec
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from fencepost.contract import Package
 from fencepost.errors import BadConfig, Where
-from fencepost.spark import commanded, session
+from fencepost.observe.terminal import Tell, nobody
+from fencepost.spark import jvm, spark_session
 
-ARTIFACT = "spark-sql-kafka-0-10"
-PROVIDER = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
-NAMED_IN = ("spark.jars.packages", "spark.jars", "spark.driver.extraClassPath")
-"""Settings by which a user may have brought it."""
-
-
-def coordinate(version: str) -> str:
-    """The connector that belongs to this Spark; Spark 4 has one Scala."""
-    plain = re.match(r"\d+\.\d+\.\d+", version)  # vendors add words of their own, and publish no connector for them
-    return f"org.apache.spark:{ARTIFACT}_2.13:{plain[0] if plain else version}"
+SCALA = "2.13"
+"""The only Scala version of Spark 4."""
 
 
-def with_package(conf: Mapping[str, str], version: str) -> dict[str, str]:
-    """The settings of a session to be made, with the connector among its packages unless it comes another way."""
-    conf = {**conf, **commanded.told()}
-    told = [*(conf.get(key, "") for key in NAMED_IN), os.environ.get(commanded.SUBMIT, "")]
-    if any(ARTIFACT in text for text in told) or _is_shipped():
-        return conf
-    packages = [conf.get("spark.jars.packages"), coordinate(version)]
-    return {**conf, "spark.jars.packages": ",".join(filter(None, packages))}
+def plain(version: str) -> str:
+    """A version without a vendor's suffix, for which there is no connector."""
+    found = re.match(r"\d+\.\d+\.\d+", version)
+    return found[0] if found else version
 
 
-def is_there(spark: Any) -> bool:
-    """Can this session read Kafka?"""
-    return session.finds_class(spark, PROVIDER)
+def coordinate(package: Package, version: str) -> str:
+    """The connector for exactly this Spark version."""
+    return f"org.apache.spark:{package.artifact}_{SCALA}:{plain(version)}"
 
 
-def bring(spark: Any, job: str, *, ours: bool) -> None:
-    """See that this session can read Kafka.
+def known(package: Package, version: str) -> tuple[str, ...]:
+    """The newest set of packages known to work with this Spark; empty if none is known."""
+    return package.known.get(plain(version).rpartition(".")[0], ())
 
-    A session of our own that began without the connector gets it now, resolved by Spark's own resolver. One that the
-    user brought is left as it is: what is on its class path is not for us to choose.
-    """
-    if is_there(spark):
+
+def bring(
+    package: Package,
+    spark: Any,
+    job: str,
+    *,
+    ours: bool,
+    say: Callable[[str], None] = lambda text: None,
+    tell: Tell = nobody,
+) -> None:
+    """Make sure that this session has the connector; `say` prints a line, `tell` shows that a download goes on."""
+    if jvm.finds_class(spark, package.provider):
         return
-    name = coordinate(spark.version)
-    if ours and session.add_jars(spark, _resolved(spark, name)) and is_there(spark):
-        return
-    raise no_connector(job, spark.version)
-
-
-def no_connector(job: str, version: str) -> BadConfig:
-    """What to do without it."""
-    name = coordinate(version)
-    return BadConfig(
+    exact, tested = coordinate(package, spark.version), known(package, spark.version)
+    if ours:
+        for names in _in_order(spark, exact, tested):
+            jars = _downloaded(spark, names, say, tell)
+            if jars and spark_session.add_jars(spark, jars) and jvm.finds_class(spark, package.provider):
+                if names is tested:
+                    say(f"{package.title}: using {tested[0]}, which works with Spark {spark.version}; {exact} "
+                        "could not be had")  # fmt: skip
+                return
+    wanted = tested or (exact,)
+    packages, files = ",".join(wanted), ",".join(map(_file, wanted))
+    tried = [exact, *tested[:1]] if ours else []
+    raise BadConfig(
         "no_connector",
-        "Spark's Kafka connector is not in this session, and could not be added.",
+        f"Spark's {package.title} connector is not in this session"
+        + (f", and could not be downloaded: neither {' nor '.join(dict.fromkeys(tried))}." if tried else "."),
         where=Where(job=job),
-        next=f"Start with it: spark-submit --packages {name} …, or in code, before the session is made, "
-        f".config('spark.jars.packages', '{name}'). Without a network: conf={{'spark.jars': 'a.jar,b.jar'}}.",
+        next=f"With a network: start with spark-submit --packages {packages} …, or create your session with "
+        f".config('spark.jars.packages', '{packages}'). Behind a mirror: set conf={{'spark.jars.ivySettings': "
+        "'ivysettings.xml'} or 'spark.jars.repositories'. Without a network: copy these jars from a machine with "
+        f"one, and set fp.Job(…, conf={{'spark.jars': '{files}'}}).",
     )
 
 
-def _resolved(spark: Any, name: str) -> list[str]:
-    """The jars of a package and of what it needs; none if there is no network, or no such package."""
+def _in_order(spark: Any, exact: str, tested: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """This Spark's own version first, unless another is already in the cache and needs no network."""
+    choices = [(exact,), *([tested] if tested and tested[0] != exact else [])]
+    return sorted(choices, key=lambda names: not _is_cached(spark, names[0]))
+
+
+def _is_cached(spark: Any, name: str) -> bool:
+    """Has Ivy downloaded it before?"""
+    organisation, artifact, _ = name.split(":")
+    folder = spark.conf.get("spark.jars.ivy", None)
+    homes = [Path(folder)] if folder else sorted(Path.home().glob(".ivy2*"))
+    return any((home / "cache" / organisation / artifact / "jars" / _file(name)).is_file() for home in homes)
+
+
+def _file(name: str) -> str:
+    _, artifact, version = name.split(":")
+    return f"{artifact}-{version}.jar"
+
+
+def _downloaded(spark: Any, names: Sequence[str], say: Callable[[str], None], tell: Tell) -> list[str]:
+    """As `_resolved`; what Ivy has to fetch first takes a while, and only the cache knows that it has to."""
+    if _is_cached(spark, names[0]):
+        return _resolved(spark, names)
+    tell(f"Downloading {names[0]}", 0, 0)
+    began = time.monotonic()
+    jars = _resolved(spark, names)
+    if jars:
+        files = [Path(jar.removeprefix("file:")) for jar in jars]
+        size = sum(file.stat().st_size for file in files if file.is_file()) / 1e6
+        say(f"downloaded {names[0]}: {len(jars)} jars, {size:,.1f} MB, {time.monotonic() - began:.0f} s")
+    return jars
+
+
+def _resolved(spark: Any, names: Sequence[str]) -> list[str]:
+    """The jars of these packages; a single package comes with its dependencies. Empty without a network or package."""
     from py4j.protocol import Py4JJavaError  # noqa: PLC0415 - pyspark may be absent when this module is imported
 
-    jvm = spark._jvm
+    java = spark._jvm
+    transitive = str(len(names) == 1).lower()
+    jars = []
     try:
-        found = jvm.org.apache.spark.util.DependencyUtils.resolveMavenDependencies(
-            jvm.java.net.URI.create(f"ivy://{name}?transitive=true")
-        )
+        for name in names:
+            found = java.org.apache.spark.util.DependencyUtils.resolveMavenDependencies(
+                java.java.net.URI.create(f"ivy://{name}?transitive={transitive}")
+            )
+            jars += [str(found.apply(index)) for index in range(found.size())]
     except Py4JJavaError:
         return []
-    return [str(found.apply(index)) for index in range(found.size())]
-
-
-def _is_shipped() -> bool:
-    """Somebody put it beside Spark's own jars."""
-    spec = find_spec("pyspark")
-    homes = [os.environ.get("SPARK_HOME"), *(spec.submodule_search_locations or () if spec else ())]
-    return any(jar for home in homes if home for jar in Path(home, "jars").glob(f"{ARTIFACT}_*.jar"))
+    return jars

@@ -1,28 +1,29 @@
 """A remote store through the Hadoop file system of Spark's session: its settings, its credentials, its retries.
 
-Never trusts `create(overwrite=false)`: on s3a it asks first and writes later, and two callers both get through.
+Never trusts `create(overwrite=false)`: on s3a it checks first and writes later, so two callers can both succeed.
 """
 
 from __future__ import annotations
 
 import errno
 import re
-import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
 
 from fencepost import faults
 from fencepost.errors import BadConfig, Where
-from fencepost.ledger.places import scheme_of
-from fencepost.ledger.remote import Found, Remote
-from fencepost.ledger.store import Unanswered
+from fencepost.spark import spark_session
+from fencepost.store.base import Found, Remote, Unanswered, temp_beside
+from fencepost.store.path import scheme_of
+from fencepost.store.retry import patient
 
 CONDITIONAL: Final = "fs.option.create.conditional.overwrite"
 NO_PROBES: Final = "fs.s3a.create.performance"
-"""The condition is all that is needed: s3a need not look first whether there is a folder of that name."""
+"""The conditional PUT is enough: s3a need not check first for a folder of that name."""
 
 TAKEN: Final = ("FileAlreadyExistsException", "AlreadyBeingCreatedException", "RemoteFileChangedException")
 ABSENT: Final = ("FileNotFoundException", "NoSuchBucketException", "UnknownStoreException")
@@ -39,8 +40,14 @@ NO_CLIENT: Final = ("ClassNotFoundException", "UnsupportedFileSystemException", 
 LOUD: Final = ("org.apache.hadoop.fs.s3a.S3ABlockOutputStream", "org.apache.hadoop.fs.s3a.S3AInstrumentation")
 
 
+@cache
+def through(context: Any) -> Remote:
+    """Remote stores, reached through this context's session."""
+    return patient(HadoopRemote(context))
+
+
 class Taken(Exception):
-    """There is a file of that name."""
+    """A file of that name exists."""
 
 
 class HadoopRemote(Remote):
@@ -49,31 +56,23 @@ class HadoopRemote(Remote):
     def __init__(self, context: Any) -> None:
         from pyspark.sql import SparkSession  # noqa: PLC0415 - there is a context, so it is there
 
-        from fencepost.spark import session  # noqa: PLC0415 - it knows of checkpoints, which know of stores
-
         spark = SparkSession._instantiatedSession or SparkSession(context)
-        if not session.bring_jar(spark):
-            raise BadConfig(
-                "no_jar",
-                "This session takes no jar, and a checkpoint on a remote store needs ours.",
-                next="Start the session with the jar (fencepost.spark.session.JAR) in spark.jars.",
-            )
+        if not spark_session.bring_jar(spark):
+            raise spark_session.no_jar("a checkpoint on a remote store")
         self._jvm = context._jvm
         self._gateway = context._gateway
         self._spark = spark
-        self._says_gone = session.says_gone
         self._conf: Any = None
         self._systems: dict[str, Any] = {}
         self._hush()
 
     def _hush(self) -> None:
-        """To s3a a create that is refused is a failed upload, with a page of statistics; to us it is an answer."""
+        """s3a logs a refused create as a failed upload, with a page of statistics; for us it is a normal answer."""
         log4j = self._jvm.org.apache.logging.log4j
         for name in LOUD:
             log4j.core.config.Configurator.setLevel(name, log4j.Level.ERROR)
 
     def create(self, url: str, data: bytes) -> bool:
-        """Create a file, whole and durable; False if the name is taken."""
         try:
             with self._told(url, may_be_taken=_is_s3(url)):
                 return self._put_if_absent(url, data) if _is_s3(url) else self._rename_if_absent(url, data)
@@ -89,7 +88,7 @@ class HadoopRemote(Remote):
 
     def _rename_if_absent(self, url: str, data: bytes) -> bool:
         system, path = self._at(url)
-        temp = self._temp(url)
+        temp = self._jvm.org.apache.hadoop.fs.Path(temp_beside(url))
         self._write(system.create(temp, False), data, sync=True)
         faults.reach("store.remote_temp_written")
         if system.rename(temp, path):
@@ -98,24 +97,22 @@ class HadoopRemote(Remote):
         taken = system.exists(path)
         system.delete(temp, False)
         if not taken:
-            raise Unanswered(errno.EIO, "a rename failed for no reason that can be seen", url)
+            raise Unanswered(errno.EIO, "a rename failed for an unknown reason", url)
         return False
 
     def replace(self, url: str, data: bytes) -> None:
-        """Write a file, whole and durable, over whatever is there."""
         with self._told(url):
             system, path = self._at(url)
             if _is_s3(url):
                 self._write(system.createFile(path).overwrite(True).opt(NO_PROBES, True).build(), data)
                 return
-            temp = self._temp(url)
+            temp = self._jvm.org.apache.hadoop.fs.Path(temp_beside(url))
             self._write(system.create(temp, False), data, sync=True)
             options = self._array(self._jvm.org.apache.hadoop.fs.Options.Rename, "OVERWRITE")
             context = self._jvm.org.apache.hadoop.fs.FileContext.getFileContext(path.toUri(), self._conf)
             context.rename(temp, path, options)
 
     def read(self, url: str) -> bytes | None:
-        """The whole file; None if it is not there."""
         try:
             with self._told(url):
                 system, path = self._at(url)
@@ -128,29 +125,25 @@ class HadoopRemote(Remote):
             return None
 
     def look(self, url: str) -> Found | None:
-        """What is there."""
         with self._told(url):
             found = _lines(self._jvm.fencepost.Listing.stat(*self._at(url)))
         return found[0] if found else None
 
     def list(self, url: str) -> Sequence[Found]:
-        """What is in a folder."""
         with self._told(url):
             return _lines(self._jvm.fencepost.Listing.names(*self._at(url)))
 
     def below(self, url: str) -> Sequence[Found]:
-        """All files in a folder and in its folders."""
         with self._told(url):
             return _lines(self._jvm.fencepost.Listing.below(*self._at(url)))
 
     def delete(self, url: str) -> None:
-        """Remove a file or a whole folder; gone already is fine."""
         with self._told(url):
             system, path = self._at(url)
             system.delete(path, True)
 
     def unlink(self, url: str) -> None:
-        """Remove one file, without a look at it and at the folder that it leaves: each costs s3a a request."""
+        """Delete without checking the file or its folder first: on s3a each check costs a request."""
         if not _is_s3(url):
             return self.delete(url)
         with self._told(url):
@@ -167,8 +160,7 @@ class HadoopRemote(Remote):
         return None
 
     def fetch(self, url: str, to: Path) -> None:
-        """Copy a file here."""
-        to.write_bytes(b"")  # an error of this machine's disk is Python's own, not the store's
+        to.write_bytes(b"")  # so that a local disk error is raised by Python and not mistaken for the store's
         with self._told(url):
             system, path = self._at(url)
             stream = system.open(path)
@@ -182,12 +174,11 @@ class HadoopRemote(Remote):
                 stream.close()
 
     def send(self, path: Path, url: str) -> None:
-        """Copy a file there, durably, under a name that nobody else uses."""
         with self._told(url):
             system, there = self._at(url)
             if _is_s3(url):
                 out = system.createFile(there).overwrite(True).opt(NO_PROBES, True).build()
-            else:  # each block as it is full: hsync is for the last one
+            else:  # sync each block when it is full: hsync covers only the last one
                 out = system.createFile(there).recursive().overwrite(True).syncBlock().build()
             self._jvm.java.nio.file.Files.copy(self._jvm.java.io.File(str(path)).toPath(), out)
             if not _is_s3(url):
@@ -195,7 +186,7 @@ class HadoopRemote(Remote):
             out.close()
 
     def _write(self, out: Any, data: bytes, *, sync: bool = False) -> None:
-        """An upload that failed before its end is dropped, not completed: a closed half would be a whole file."""
+        """An upload that failed is aborted, not closed: closing would publish half a file."""
         try:
             out.write(bytearray(data))
             if sync:
@@ -210,32 +201,28 @@ class HadoopRemote(Remote):
         path = self._jvm.org.apache.hadoop.fs.Path(url)
         root = "/".join(url.split("/")[:3])
         if root not in self._systems:
-            # Now, not at our own beginning: a setting of a bucket may have come since.
+            # Read now, not in __init__: a per-bucket setting may have been added since.
             self._conf = self._spark._jsparkSession.sessionState().newHadoopConf()
             self._systems[root] = path.getFileSystem(self._conf)
         return self._systems[root], path
 
-    def _temp(self, url: str) -> Any:
-        folder, _, name = url.rpartition("/")
-        return self._jvm.org.apache.hadoop.fs.Path(f"{folder}/.{name}.{uuid.uuid4().hex}.tmp")
-
     def _array(self, kind: Any, option: str) -> Any:
-        """One option, as Java's variable arguments want it."""
+        """One option as an array, for Java's varargs."""
         made = self._gateway.new_array(kind, 1)
         made[0] = getattr(kind, option)
         return made
 
     @contextmanager
     def _told(self, url: str, *, may_be_taken: bool = False) -> Iterator[None]:
-        """Java's exceptions as Python's, by their classes; their texts may hold what a user wrote."""
-        from py4j.protocol import Py4JJavaError  # noqa: PLC0415 - as above
+        """Translate Java's exceptions to Python's by class only; their messages may quote what a user wrote."""
+        from py4j.protocol import Py4JJavaError  # noqa: PLC0415 - it comes with pyspark
 
         try:
             yield
         except Py4JJavaError as error:
             raise _translated(error.java_exception, url, may_be_taken=may_be_taken) from None
         except Exception as error:
-            if self._says_gone(error):  # nothing of a store's: asking again would not help
+            if spark_session.says_gone(error):  # not the store's fault: a retry would not help
                 raise BrokenPipeError(errno.EPIPE, "Spark's JVM is gone", url) from error
             raise
 
@@ -248,10 +235,10 @@ def _translated(error: Any, url: str, *, may_be_taken: bool) -> Exception:
     if any(name in NO_CLIENT for name in names) or "No FileSystem for scheme" in said:
         return BadConfig(
             "no_store_client",
-            f"This Spark cannot reach {url.partition(':')[0]}:// (its Hadoop lacks the class for it).",
+            f"This Spark session has no file system for {url.partition(':')[0]}:// (the Hadoop class is missing).",
             where=Where(path=url),
-            next="Bring it with the session: spark.jars.packages=org.apache.hadoop:hadoop-aws:<the version of Spark's "
-            "own hadoop-client-api> for s3a.",
+            next="Add it to the session. For s3a: spark.jars.packages=org.apache.hadoop:hadoop-aws:VERSION, where "
+            "VERSION is that of Spark's hadoop-client-api jar.",
         )
     if any(name in DENIED for name in names) or "ExpiredToken" in said or "InvalidAccessKeyId" in said:
         what = "the credentials have expired" if "ExpiredToken" in said else "the store denies access"
@@ -264,7 +251,7 @@ def _translated(error: Any, url: str, *, may_be_taken: bool) -> Exception:
 
 
 def _causes(error: Any) -> list[str]:
-    """Class names from the outside in; a RemoteException carries the name of the server's own."""
+    """Class names from the outside in; a RemoteException carries the class name of the server's exception."""
     names: list[str] = []
     while error is not None and len(names) < 10:
         names.append(str(error.getClass().getSimpleName()))

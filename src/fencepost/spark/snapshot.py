@@ -1,9 +1,9 @@
-"""The text Spark is going to write to `commits/N`, read through py4j where no jar may be added.
+"""The text that Spark is about to write to `commits/N`, read through py4j where no jar can be added.
 
-The same as `java/fencepost/Snapshot.java`.
+Does the same as `java/fencepost/Snapshot.java`.
 
-It must never change what Spark itself will find: the one call it repeats is a maximum. Call it after the epoch's
-one action and before the function given to `foreachBatch` returns (PROTOCOL 4.2).
+It must never change what Spark itself will compute: the only call it repeats takes a maximum. Call it after the epoch's
+one action and before the function given to `foreachBatch` returns.
 """
 
 from __future__ import annotations
@@ -11,21 +11,22 @@ from __future__ import annotations
 from typing import Any
 
 from py4j.java_gateway import JavaClass
-from py4j.protocol import Py4JError
+
+from fencepost.spark.jvm import release
 
 __all__ = ["AmbiguousSnapshot", "executed_plan", "snapshot_text"]
 
-STATEFUL = "org.apache.spark.sql.execution.streaming.operators.stateful"
+STREAMING = "org.apache.spark.sql.execution.streaming"
 
 
 class AmbiguousSnapshot(ValueError):
-    """A task ran more than once, so it is unknown which attempt's state Spark keeps. The epoch must run again."""
+    """A task ran more than once, so we cannot know which attempt's state Spark keeps. The epoch must rerun."""
 
 
 def snapshot_text(spark: Any, query_id: str) -> str:
     """Return the exact text of `commits/N` for the epoch in progress of the query with this id.
 
-    Follows `MicroBatchExecution.markMicroBatchEnd` of Spark 4.2 and 4.3 step by step.
+    Follows `MicroBatchExecution.markMicroBatchEnd` of Spark 4.0 to 4.3 step by step.
     """
     jvm = _Jvm(spark)
     engine: Any = _engine(spark, jvm, query_id)
@@ -34,38 +35,49 @@ def snapshot_text(spark: Any, query_id: str) -> str:
     tracker: Any = engine.watermarkTracker()
     tracker.updateWatermark(plan)
     conf: Any = engine.sparkSessionForStream().sessionState().conf()
-    if engine.sparkSession().sessionState().conf().enableStreamingSinkEvolution():
+    started: Any = engine.sparkSession().sessionState().conf()
+    if jvm.release >= (4, 2) and started.enableStreamingSinkEvolution():
         msg = "unsupported_commit_log: sink evolution writes version 3"
         raise ValueError(msg)
     ids: Any = None
-    if jvm.named(f"{STATEFUL}.StatefulOperatorStateInfo").enableStateStoreCheckpointIds(conf):
+    if jvm.streaming("operators.stateful", "StatefulOperatorStateInfo").enableStateStoreCheckpointIds(conf):
         ids = _state_ids(jvm, plan, int(batch.batchId()))
     log: Any = engine.commitLog()
-    metadata = log.createMetadata(
-        tracker.currentWatermark(),
-        jvm.named("scala.Option").apply(ids),  # None becomes Scala's None
-        getattr(log, "createMetadata$default$3")(),
-        _version(log, batch, conf),
-    )
+    told = (tracker.currentWatermark(), jvm.named("scala.Option").apply(ids))  # None becomes Scala's None
+    if jvm.release >= (4, 2):
+        metadata = log.createMetadata(
+            *told, getattr(log, "createMetadata$default$3")(), _version(jvm, log, batch, conf)
+        )
+    else:  # one kind of metadata, and the log itself knows its version
+        metadata = jvm.streaming("checkpointing", "CommitMetadata")(*told)
     out: Any = jvm.named("java.io.ByteArrayOutputStream")()
     log.serialize(metadata, out)
     return str(out.toString("UTF-8"))
 
 
 def executed_plan(spark: Any, query_id: str) -> str:
-    """The plan that ran in the epoch in progress, as Spark prints it."""
+    """The executed plan of the epoch in progress, as Spark prints it."""
     engine: Any = _engine(spark, _Jvm(spark), query_id)
     return str(engine.getLatestExecutionContext().executionPlan().executedPlan().toString())
 
 
 class _Jvm:
-    """Classes by full name: `spark._jvm.a.b.C` asks the JVM once per dot, which took 100 ms and more per epoch."""
+    """Classes by full name: `spark._jvm.a.b.C` asks the JVM once per dot, which cost 100 ms and more per epoch."""
 
     def __init__(self, spark: Any) -> None:
         self.gateway: Any = spark.sparkContext._gateway
+        self.release = release(spark.version)
 
     def named(self, name: str) -> Any:
         return JavaClass(name, self.gateway._gateway_client)
+
+    def streaming(self, kind: str, name: str) -> Any:
+        """A class of Spark's streaming."""
+        return self.named(self.streaming_name(kind, name))
+
+    def streaming_name(self, kind: str, name: str) -> str:
+        """In a package of its kind from Spark 4.1 on, and all in one in 4.0."""
+        return f"{STREAMING}.{kind}.{name}" if self.release >= (4, 1) else f"{STREAMING}.{name}"
 
 
 def _engine(spark: Any, jvm: _Jvm, query_id: str) -> Any:
@@ -78,17 +90,16 @@ def _engine(spark: Any, jvm: _Jvm, query_id: str) -> Any:
     return engine
 
 
-def _version(log: Any, batch: Any, conf: Any) -> int:
+def _version(jvm: _Jvm, log: Any, batch: Any, conf: Any) -> int:
     """Spark 4.3 keeps the version a checkpoint already has; 4.2 takes it from the log's default."""
-    try:
-        known = batch.commitLogFormatVersionOpt()
-    except Py4JError:
+    if jvm.release < (4, 3):
         return int(log.defaultVersion())
+    known = batch.commitLogFormatVersionOpt()
     return int(known.get() if known.isDefined() else conf.streamingCommitLogFormatVersion())
 
 
 def _state_ids(jvm: _Jvm, plan: Any, epoch: int) -> Any:
-    """Build Spark's own map: operator to, per partition, the ids of the state version this epoch wrote."""
+    """Build Spark's own map: for each operator and partition, the ids of the state version this epoch wrote."""
     operators = {int(node.stateInfo().get().operatorId()): node for node in _stateful(jvm, plan)}
     streams = jvm.named("java.util.stream.LongStream")
     keys: Any = streams.empty()
@@ -133,11 +144,12 @@ class _Attempt:
 
 def _stateful(jvm: _Jvm, plan: Any) -> list[Any]:
     types = jvm.named("py4j.reflection.TypeUtil")
+    writer = jvm.streaming_name("operators.stateful", "StateStoreWriter")
     found: list[Any] = []
     unvisited = [plan]
     while unvisited:
         node = unvisited.pop()
-        if types.isInstanceOf(f"{STATEFUL}.StateStoreWriter", node):
+        if types.isInstanceOf(writer, node):
             found.append(node)
         children = node.children()
         unvisited.extend(children.apply(position) for position in range(children.size()))

@@ -1,1 +1,1 @@
-"""Starts again what failed: the query inside its driver, the driver under its supervisor, a warm standby beside it."""
+"""`fencepost run`: a supervisor that restarts a failed driver process, with a warm standby beside it."""

@@ -1,6 +1,7 @@
-"""Test a sink of your own: the suite that every sink of fencepost passes. See `SinkContract`."""
+"""Test your own sink with the suite that every sink of fencepost passes (`SinkContract`), and your own source."""
 
-from fencepost.testing.contract import SinkContract
-from fencepost.testing.driver import Driver, rows_of
+from fencepost.testing.sink_driver import SinkDriver, rows_of
+from fencepost.testing.source_probe import check_replayable
+from fencepost.testing.suite import SinkContract
 
-__all__ = ["Driver", "SinkContract", "rows_of"]
+__all__ = ["SinkContract", "SinkDriver", "check_replayable", "rows_of"]

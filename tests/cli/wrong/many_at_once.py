@@ -1,4 +1,4 @@
-"""Four things are wrong, and all of them are said at once."""
+"""Three things are wrong, and all of them are said at once."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import fencepost as fp
 
 HERE = Path(__file__).parent
 
-job = fp.Job("many", checkpoint=HERE / "lines/1.txt/checkpoint", interval="soon")
+job = fp.Job("many", checkpoint=HERE / "lines/1.txt/checkpoint")
 lines = job.read(fp.Files(HERE / "lines", format="text"))
 job.write(lines, fp.SQLite(HERE / "there.db", table="wide"))
 job.write(lines.groupBy("value").count(), fp.Files(HERE / "lines/1.txt", format="json"))

@@ -6,4 +6,4 @@ import fencepost as fp
 
 HERE = Path(__file__).parent
 
-job = fp.Job("words", checkpoint=fp.Checkpoint(HERE / "checkpoint", timeout="0 s", retained=1, min_pause="a while"))
+job = fp.Job("words", checkpoint=fp.Checkpoint(HERE / "checkpoint", timeout="0 s", keep_epochs=1, min_pause="a while"))

@@ -1,0 +1,1 @@
+"""DuckDB as a sink: a file that is open only from the vote to the commit."""

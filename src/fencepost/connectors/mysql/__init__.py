@@ -1,0 +1,4 @@
+"""MySQL and MariaDB as a sink: the rows of an epoch and the epoch row in one transaction, open until the decision.
+
+role.sql has the minimum grants for a user; role_without_create.sql is for tables that an administrator creates.
+"""

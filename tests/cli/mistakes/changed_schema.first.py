@@ -1,0 +1,10 @@
+"""Counts."""
+
+import fencepost as fp
+
+job = fp.Job("words", checkpoint="checkpoint")
+lines = job.read(fp.Files("lines", format="text"))
+job.write(lines.groupBy("value").count(), fp.SQLite("words.db", table="words", key="value"))
+
+if __name__ == "__main__":
+    job.run(until="available")
