@@ -251,7 +251,9 @@ class InCassandra(Target):
     @contextmanager
     def _session(self) -> Iterator[Session]:
         profiles = {EXEC_PROFILE_DEFAULT: ExecutionProfile(RoundRobinPolicy(), request_timeout=30)}
-        with Cluster(["127.0.0.1"], port=self.where, protocol_version=5, execution_profiles=profiles) as cluster:
+        patience = {"connect_timeout": PATIENCE_S, "control_connection_timeout": PATIENCE_S}
+        where = {"port": self.where, "protocol_version": 5, "execution_profiles": profiles}
+        with Cluster(["127.0.0.1"], **where, **patience) as cluster:
             yield cluster.connect()
 
     def empty(self) -> None:

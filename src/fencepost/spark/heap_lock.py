@@ -30,6 +30,12 @@ NEWEST_JOBS = 8
 
 EVENTS_MS = 1000
 
+HELD, ENDING = "held", "ending"
+"""What the JVM notes about a lock of its own: its query may run, or it waits for the query's tasks (RELEASE_S at most).
+
+Who wants the lock meanwhile waits with it.
+"""
+
 QUIET_LOOKS = 3
 """A store that Spark is moving between its collections could be missed once, but not this many times."""
 
@@ -52,9 +58,11 @@ class StateLock:
         """Wait a little for the current holder, then refuse."""
         path = Path(checkpoint) / FILE
         make_folder(path.parent)
-        deadline = time.monotonic() + PATIENCE_S
+        began = time.monotonic()
         while (file := _try(spark, str(path))) is None:
-            if time.monotonic() > deadline and not _release_kept(checkpoint):
+            ending = _owners(spark).getProperty(_key(str(path))) == ENDING
+            patience = PATIENCE_S + (RELEASE_S if ending else 0)
+            if time.monotonic() > began + patience and not _release_kept(checkpoint):
                 raise CheckpointRefused(
                     "driver_alive",
                     f"Another driver{_who(checkpoint)} holds the lock on this checkpoint's state. State on the heap "
@@ -72,17 +80,20 @@ class StateLock:
         """
         if self._file is None:
             return True
+        key = _key(str(Path(self._checkpoint) / FILE))
+        _owners(self._spark).setProperty(key, ENDING)
         deadline = time.monotonic() + RELEASE_S
         quiet = 0
         while run_id is not None and quiet < QUIET_LOOKS:
             quiet = 0 if _tasks_run(self._spark, run_id) or self._stores_write(run_id) else quiet + 1
             if not quiet and time.monotonic() > deadline:
                 _KEPT.append((self, run_id))
+                _owners(self._spark).setProperty(key, HELD)
                 return False
             time.sleep(0.005)
         self._file.close()
         self._file = None
-        _owners(self._spark).remove(_key(str(Path(self._checkpoint) / FILE)))
+        _owners(self._spark).remove(key)
         return True
 
     def _stores_write(self, run_id: str) -> bool:
@@ -192,7 +203,7 @@ def _try(spark: Any, path: str) -> Any:
     POSIX drops a process's lock when the process closes any descriptor of the file. So only one holder in this JVM may
     open it, which is recorded in the JVM's system properties.
     """
-    if _owners(spark).putIfAbsent(_key(path), "held") is not None:
+    if _owners(spark).putIfAbsent(_key(path), HELD) is not None:
         return None
     file = None
     try:

@@ -34,8 +34,9 @@ class Cassandra(Server):
         from cassandra.policies import RoundRobinPolicy  # noqa: PLC0415 - as above
 
         profiles = {EXEC_PROFILE_DEFAULT: ExecutionProfile(RoundRobinPolicy())}
-        with Cluster([HOST], port=self.port, protocol_version=5, execution_profiles=profiles) as cluster:
-            return list(cluster.connect().execute(cql, timeout=30))
+        patience = {"connect_timeout": PATIENCE_S, "control_connection_timeout": PATIENCE_S}
+        with Cluster([HOST], port=self.port, protocol_version=5, execution_profiles=profiles, **patience) as cluster:
+            return list(cluster.connect().execute(cql, timeout=PATIENCE_S))
 
     def _initialise(self, data: Path) -> None:
         """Cassandra makes what it needs."""
@@ -81,6 +82,9 @@ class Cassandra(Server):
         chosen |= self.settings
         return "".join(f"{key}: {value}\n" for key, value in chosen.items())
 
+
+PATIENCE_S = 60
+"""Of a client, also on a machine that is busy with other tests."""
 
 MEMORY = (
     *("-Xms256M", "-Xmx256M", "-XX:MaxDirectMemorySize=256M", "-Xss512k"),
