@@ -560,9 +560,7 @@ class Job:
         if self._run is not None and self._observer.is_telling:
             self._run.ask("cancel")
         elif self._run is not None:
-            self._run.cancel()
-            if self._config.checkpoint.deletes:
-                self._run.delete_checkpoint()
+            self._run.cancel(delete=self._config.checkpoint.deletes)
 
     def __enter__(self) -> Self:
         """`with fp.Job(…) as job:` stops the job at the end of the block."""

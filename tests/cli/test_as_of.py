@@ -24,7 +24,7 @@ from fencepost.store import place
 
 def typed(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "fencepost", "as-of", *words], check=False, capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "fencepost", "as-of", *words], check=False, capture_output=True, text=True, timeout=180
     )
 
 

@@ -169,7 +169,7 @@ def test_what_shows_without_a_jvm_is_said_within_two_seconds(tmp_path: Path) -> 
     """In a process of its own, as a user types it; both problems, with their lines."""
     (tmp_path / "job.py").write_text(EARLY)
     command = [sys.executable, "-X", "importtime", "-m", "fencepost", "check", "job.py", "--json"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=180)
     problems = json.loads(done.stdout)["problems"]
     assert [("unknown_argument", "Did you mean checkpoint=…?"), ("unknown_name", "Did you mean fp.Files?")] == [
         (one["code"], one["next"]) for one in problems

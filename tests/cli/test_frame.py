@@ -49,7 +49,7 @@ def imported_by(*words: str, then: str = "") -> set[str]:
         "    try:\n        cli(line.split(), standalone_mode=False)\n    except SystemExit:\n        pass\n"
         f"{then}\nprint('IMPORTED', *({{name.split('.')[0] for name in sys.modules}} & {set(HEAVY)!r}))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=180, check=True)
     return set(done.stdout.splitlines()[-1].split()[1:])
 
 
@@ -207,7 +207,7 @@ def test_a_stdout_that_was_closed_before_is_no_error() -> None:
         ["/bin/sh", "-c", 'exec "$@" >&-', "sh", *FENCEPOST, "explain", "--json"],
         stderr=subprocess.PIPE,
         text=True,
-        timeout=60,
+        timeout=180,
         check=False,
     )
     assert (0, "") == (done.returncode, done.stderr)

@@ -50,7 +50,7 @@ class Live:
 
     def typed(self, *words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "fencepost", *words], check=False, capture_output=True, text=True, timeout=60
+            [sys.executable, "-m", "fencepost", *words], check=False, capture_output=True, text=True, timeout=180
         )
 
     def status(self) -> dict[str, Any]:

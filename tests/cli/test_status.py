@@ -173,7 +173,7 @@ def test_status_and_epochs_import_nothing_heavy(stopped: Path) -> None:
         "    except SystemExit:\n        pass\n"
         "print('HEAVY', *({'pyspark', 'py4j', 'pyarrow', 'rich'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=180, check=True)
     assert "HEAVY" == done.stdout.splitlines()[-1]
 
 

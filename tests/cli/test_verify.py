@@ -32,7 +32,7 @@ job.write(lines, fp.SQLite({folder!r} + "/out.db", table="lines", name="db"))
 
 def typed(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "fencepost", "verify", *words], check=False, capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "fencepost", "verify", *words], check=False, capture_output=True, text=True, timeout=180
     )
 
 

@@ -49,7 +49,7 @@ def tree(root: Path) -> dict[str, tuple[int, float]]:
     }
 
 
-def wait_until(met: object, seconds: float = 60.0) -> None:
+def wait_until(met: object, seconds: float = 180.0) -> None:
     """Until a function says yes."""
     assert callable(met)
     until = time.monotonic() + seconds

@@ -8,7 +8,7 @@ from typing import Any
 import fencepost as fp
 from fencepost.contract import Capabilities, Session
 
-PATIENCE_S = 60
+PATIENCE_S = 180
 
 
 class Boom(Exception):

@@ -58,7 +58,7 @@ class Scene:
 
     def start(self, fault: str = "", log: Path | None = None) -> int:
         """Run the job in a child; return its pid. A fork, not a new interpreter: imports are paid once."""
-        if "deltalake" in sys.modules and any("delta" in name for name in self.targets):
+        if any("delta" in name for name in self.targets) and _has_tokio():
             return self._start_afresh(fault, log)
         pid = os.fork()
         if not pid:
@@ -66,7 +66,7 @@ class Scene:
         return pid
 
     def _start_afresh(self, fault: str, log: Path | None) -> int:
-        """A library that another test of this process has used may have threads that do not survive a fork."""
+        """Threads of Delta's library, which another test of this process has used, do not survive a fork."""
         told = base64.b64encode(pickle.dumps((self, fault, log))).decode()
         program = "import base64, pickle, sys; one, *rest = pickle.loads(base64.b64decode(sys.argv[1]))"
         program += "; one._run_here(*rest)"
@@ -128,6 +128,12 @@ class Scene:
         """Staged files and open transactions after a clean end."""
         patterns = ("checkpoint/fencepost/*/staged/*/*", "*/open/*", "*/_fencepost/staged/*")
         return [str(path) for pattern in patterns for path in self.folder.glob(pattern)]
+
+
+def _has_tokio() -> bool:
+    """Does this process have threads of that library?"""
+    names = (path.read_text() for path in Path("/proc/self/task").glob("*/comm"))
+    return any(name.startswith("tokio") for name in names)
 
 
 def wait(pid: int) -> int:

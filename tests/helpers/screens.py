@@ -19,7 +19,7 @@ OVER = "\r\x1b[K"
 class Screen:
     """The other end of a pseudo terminal: what a person would have seen so far."""
 
-    PATIENCE_S = 60
+    PATIENCE_S = 180
 
     def __init__(self, reader: int, out: TextIO) -> None:
         self.out = out

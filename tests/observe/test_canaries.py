@@ -61,7 +61,7 @@ def on_the_command_line(*commands: list[str]) -> dict[str, str]:
     for words in commands:
         for more in ([], ["--json"]):
             command = [sys.executable, "-m", "fencepost", *words, *more]
-            done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+            done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=180)
             found[" ".join(["fencepost", *words, *more])] = done.stdout + done.stderr
             assert done.stdout
     return found

@@ -68,7 +68,7 @@ def traced(require: Callable[[str], None], tmp_path_factory: pytest.TempPathFact
     command = [*strace, sys.executable, "-c", CHILD, str(root), *BRIDGES]
     helpers = str(Path(__file__).parent.parent / "helpers")
     environment = {**os.environ, "PYTHONPATH": helpers}
-    child = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    child = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
     assert 0 == child.returncode, child.stderr
     return root, events(log.read_text())
 

@@ -54,7 +54,7 @@ def test_the_running_sums_come_out_once_and_in_order(
 
     def start(fault: str = "") -> int:
         environment = {**os.environ, "FENCEPOST_FAULT": fault}
-        return subprocess.run(command, check=False, capture_output=True, timeout=120, env=environment).returncode
+        return subprocess.run(command, check=False, capture_output=True, timeout=300, env=environment).returncode
 
     def seen(isolation: str = "read_committed") -> list[int]:
         return [int(message.value() or b"") for message in read(broker.servers, sums, isolation)]

@@ -154,5 +154,5 @@ def test_a_jvm_that_is_killed_alone_is_named(tmp_path: Path) -> None:
     children = Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split()
     for pid in children:
         os.kill(int(pid), signal.SIGKILL)
-    out, _ = child.communicate(timeout=60)
+    out, _ = child.communicate(timeout=180)
     assert b"jvm_lost" == out.strip()

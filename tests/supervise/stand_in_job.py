@@ -103,7 +103,7 @@ match act:
     case "fork":  # a child of its own holds the line to the supervisor
         if os.fork() == 0:
             os.setsid()
-            time.sleep(5)
+            time.sleep(90)
             os._exit(0)
         os.kill(os.getpid(), signal.SIGKILL)
     case "caught":

@@ -21,7 +21,7 @@ from fencepost.supervise import machine, supervisor
 from fencepost.supervise.supervisor import Orders, Supervisor
 
 JOB = Path(__file__).with_name("stand_in_job.py")
-PATIENCE_S = 60
+PATIENCE_S = 180
 
 
 class Place:
@@ -158,7 +158,7 @@ def test_a_driver_without_a_pulse_is_killed_and_started_again(place: Place) -> N
 def test_a_driver_that_forked_and_died_is_noticed_though_its_line_is_held(place: Place) -> None:
     began = time.monotonic()
     assert 0 == place.run("fork end")[0]
-    assert time.monotonic() - began < 5 + PATIENCE_S / 2
+    assert time.monotonic() - began < 60
 
 
 def test_a_supervisor_that_slept_does_not_take_its_driver_for_hung(place: Place) -> None:

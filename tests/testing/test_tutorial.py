@@ -86,7 +86,7 @@ def test_the_job_runs_and_writes_each_row_once(tmp_path: Path) -> None:
     (tmp_path / "sales").mkdir()
     (tmp_path / "sales" / "1.json").write_text('{"k": "a", "v": 1}\n{"k": "b", "v": 2}\n')
     for _ in range(2):
-        subprocess.run([sys.executable, "shop_job.py"], cwd=tmp_path, env=ENVIRONMENT, check=True, timeout=120)
+        subprocess.run([sys.executable, "shop_job.py"], cwd=tmp_path, env=ENVIRONMENT, check=True, timeout=300)
     with closing(sqlite3.connect(tmp_path / "shop.db")) as db:
         assert [("a", 1), ("b", 2)] == sorted(db.execute("SELECT k, v FROM sales"))
 

@@ -19,8 +19,9 @@ from fencepost.cli.frame import progress
 from fencepost.cli.lookup import JOB, told
 from fencepost.cli.status import WORDS, print_one
 from fencepost.errors import UNCHANGED, BadConfig, CheckpointRefused, Exit, Where, seconds
-from fencepost.observe import commands, heartbeat
+from fencepost.observe import commands, heartbeat, journal
 from fencepost.observe.commands import Wish
+from fencepost.observe.events import DELETING, Kind
 from fencepost.observe.health import Health, look
 from fencepost.store import Place, RemotePath
 
@@ -134,6 +135,8 @@ def _wait(root: Place, wish: Wish, before: Health, until: float) -> Health | Non
             if root.exists():
                 raise
             return None
+        if now.condition == "stopped" and _is_deleting(root):
+            continue
         if now.condition == "stopped" or _left_without_a_word(root, before, now):
             _wait_for_supervisor(before, until)
             commands.take_back(root, asked or 0)  # asked twice, perhaps
@@ -148,6 +151,12 @@ def _wait(root: Place, wish: Wish, before: Health, until: float) -> Health | Non
             asked = now.writer  # another driver took over in the meantime, or a start swept the request away
             _leave(root, wish, now)
     return now
+
+
+def _is_deleting(root: Place) -> bool:
+    """Did the job say that its checkpoint is about to go?"""
+    said = [event.what for event in journal.read(root) if event.kind is Kind.STOPPED]
+    return said[-1:] == [DELETING]
 
 
 def _left_without_a_word(root: Place, before: Health, now: Health) -> bool:

@@ -9,7 +9,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 
 class Kind(enum.StrEnum):
@@ -45,6 +45,10 @@ class Kind(enum.StrEnum):
     CALLBACK_FAILED = "callback_failed"
     ABORTED = "aborted"
     """Rows in a sink that no decision names were undone."""
+
+
+DELETING: Final = "The checkpoint is being deleted."
+"""What a job says when it stops and its checkpoint is not to outlive it; if it stays after all, it stops once more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

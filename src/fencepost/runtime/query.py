@@ -14,7 +14,7 @@ from typing import Any
 from fencepost import connectors
 from fencepost.errors import Fenced, FencepostError
 from fencepost.observe import commands, registry
-from fencepost.observe.events import Kind
+from fencepost.observe.events import DELETING, Kind
 from fencepost.observe.heartbeat import PULSE, Beat, this_driver
 from fencepost.observe.journal import Observer
 from fencepost.runtime.driver import Driver
@@ -56,6 +56,8 @@ class Run:
         self._ended = False
         self._one_ends = threading.Lock()
         self._jvm_is_gone = False
+        self._deletes = False
+        """Will the checkpoint be deleted at the end?"""
 
     def carries_one_quiet_epoch(self) -> bool:
         """Spark takes only the first range from its log, so the query ends after one epoch if more follow."""
@@ -71,22 +73,6 @@ class Run:
     def can_go_on(self) -> bool:
         """Can the query be restarted in this process?"""
         return not self._jvm_is_gone
-
-    def delete_checkpoint(self) -> None:
-        """After a clean end: delete the checkpoint if nothing needs it any more; otherwise keep it and say why."""
-        job, path = self._driver.job, self._driver.checkpoint
-        if (why_not := self._driver.seal()) is not None:
-            kept = "job %s: the checkpoint %s was kept, because %s. Start the job once more, then cancel it."
-            log.warning(kept, job, path, why_not)
-            return
-        if is_remote(path):
-            store_at(path).delete("")  # it is sealed: even half deleted, nobody continues from it
-            registry.forget(RemotePath(path))
-        else:
-            doomed = Path(path).with_name(f".{Path(path).name}.{uuid.uuid4().hex}.deleted")
-            Path(path).rename(doomed)  # at once: half a checkpoint would look like a damaged one
-            shutil.rmtree(doomed, ignore_errors=True)
-        log.info("job %s: cancelled, checkpoint %s deleted", job, path)
 
     def wait(self, seconds: float) -> bool:
         """Has the query ended? `end` says how. Also ends an epoch that exceeded its timeout."""
@@ -107,11 +93,31 @@ class Run:
             raise
         self.cancel()
 
-    def cancel(self) -> None:
-        """End the query now."""
+    def cancel(self, *, delete: bool = False) -> None:
+        """End the query now, and then delete the checkpoint if that is wanted and nothing needs it any more."""
+        self._deletes = delete
         self._driver.ending.set()
         self.query.stop()
         self.end()
+        if delete:
+            self._delete_checkpoint()
+
+    def _delete_checkpoint(self) -> None:
+        """After a clean end: delete the checkpoint if nothing needs it any more; otherwise keep it and say why."""
+        job, path = self._driver.job, self._driver.checkpoint
+        if (why_not := self._driver.seal()) is not None:
+            kept = "job %s: the checkpoint %s was kept, because %s. Start the job once more, then cancel it."
+            log.warning(kept, job, path, why_not)
+            self._observer.note(Kind.STOPPED)
+            return
+        if is_remote(path):
+            store_at(path).delete("")  # it is sealed: even half deleted, nobody continues from it
+            registry.forget(RemotePath(path))
+        else:
+            doomed = Path(path).with_name(f".{Path(path).name}.{uuid.uuid4().hex}.deleted")
+            Path(path).rename(doomed)  # at once: half a checkpoint would look like a damaged one
+            shutil.rmtree(doomed, ignore_errors=True)
+        log.info("job %s: cancelled, checkpoint %s deleted", job, path)
 
     def abort(self) -> None:
         """End the query now and wait for no sink: what one still holds ends with this process, or is swept later."""
@@ -162,7 +168,7 @@ class Run:
                 self._ended = True
                 try:
                     self._end()
-                    self._observer.note(Kind.STOPPED)
+                    self._observer.note(Kind.STOPPED, what=DELETING if self._deletes else None)
                     commands.take_back(self._driver.checkpoint, self._driver.writer)
                 except FencepostError as error:  # a stop request stays, so that nobody restarts the job
                     self._observer.note_failure(error)

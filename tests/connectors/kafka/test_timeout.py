@@ -44,7 +44,7 @@ def dying(scene: TopicScene, lost: Container[str], **settings: Any) -> TopicScen
     """The same job with little time for these topics."""
 
     def of(name: str) -> Mapping[str, Any]:
-        return {**settings, **({"transaction_timeout": 2} if name in lost else {})}
+        return {**settings, **({"transaction_timeout": 6} if name in lost else {})}
 
     return TopicScene(scene.folder, scene.targets, broker=scene.broker, settings=of)
 

@@ -26,7 +26,7 @@ from fencepost.spark.spark_session import JAR
 from fencepost_proof import checkers
 from fencepost_proof.workloads.contract import Workload
 
-PATIENCE_S = 120
+PATIENCE_S = 300
 KILLED = -signal.SIGKILL
 
 

@@ -19,7 +19,7 @@ from fencepost_proof.rig.jars import RigFailed
 HOST = "127.0.0.1"
 PORTS = range(10_000, 30_000)
 """Below those that the kernel gives to outgoing connections: a killed broker must find its port free again."""
-PATIENCE_S = 60
+PATIENCE_S = 180
 
 LOGGING = """\
 appender.out.type=Console
