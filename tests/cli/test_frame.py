@@ -98,6 +98,33 @@ def test_a_shell_is_told_how_to_complete(shell: str) -> None:
     done = fencepost("completion", shell)
     assert 0 == done.returncode, done.stderr
     assert f"_FENCEPOST_COMPLETE={shell}_complete" in done.stdout
+    assert not done.stderr, "it stands in ~/.bashrc, which runs for every shell"
+
+
+def test_a_misspelt_verb_is_met_with_the_nearest() -> None:
+    done = fencepost("statsu")
+    assert (Exit.REFUSED, "") == (done.returncode, done.stdout)
+    assert "No such command 'statsu'. Did you mean 'status'?" in done.stderr
+    assert "No such command 'zzz'.\n" in fencepost("zzz").stderr
+
+
+@pytest.mark.parametrize("words", ["run FILE --stanby", "run --stanby FILE", "run --conf a=b --stanby=1 FILE x"])
+def test_a_misspelt_option_is_not_handed_on_to_the_file(tmp_path: Path, words: str) -> None:
+    (tmp_path / "job.py").write_text("open('ran', 'w')")
+    done = fencepost(*words.replace("FILE", "job.py").split(), cwd=tmp_path)
+    assert Exit.REFUSED == done.returncode
+    assert "No such option: --stanby. Did you mean --standby? (Put options of FILE itself after --.)" in done.stderr
+    assert not (tmp_path / "ran").exists()
+
+
+def test_options_of_the_file_itself_are_handed_on(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text("import sys; open('ran', 'w').write(' '.join(sys.argv[1:]))")
+    done = fencepost("run", "job.py", "--config", "x", "-v", "--", "--stanby", "--json", cwd=tmp_path)
+    assert "--config x -v --stanby --json" == (tmp_path / "ran").read_text(), done.stderr
+    done = fencepost("run", "--config", "x", "job.py", cwd=tmp_path)
+    assert "No such option: --config. Did you mean --conf?" in done.stderr
+    done = fencepost("check", "--quick", "job.py", cwd=tmp_path)
+    assert "No such option: --quick. (Options of FILE itself come after FILE.)" in done.stderr
 
 
 def test_bash_completes_verbs_options_and_the_names_of_jobs(tmp_path: Path) -> None:

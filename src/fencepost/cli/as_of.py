@@ -7,10 +7,9 @@ import sys
 from typing import Any
 
 import click
-from click.shell_completion import CompletionItem
 
 from fencepost.admin.instant import JobInstant, SinkInstant, instant_of_job
-from fencepost.cli.frame import progress
+from fencepost.cli.frame import FileCommand, progress
 from fencepost.cli.lookup import JOB, script_of, told, with_sinks
 from fencepost.errors import Exit
 
@@ -18,12 +17,8 @@ LONGEST = 2_000
 """Characters of a text that are printed for people."""
 
 
-def _jobs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    return JOB.shell_complete(ctx, param, incomplete)
-
-
-@click.command("as-of", context_settings={"ignore_unknown_options": True})
-@click.argument("job", metavar="FILE|NAME|CHECKPOINT", shell_complete=_jobs)
+@click.command("as-of", cls=FileCommand, context_settings={"ignore_unknown_options": True})
+@click.argument("job", metavar="FILE|NAME|CHECKPOINT", shell_complete=JOB.shell_complete)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.option("--epoch", type=click.IntRange(min=0), help="The epoch; by default the newest that is done.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")

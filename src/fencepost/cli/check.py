@@ -17,7 +17,7 @@ import click
 
 import fencepost
 from fencepost.cli import version
-from fencepost.cli.frame import quiet
+from fencepost.cli.frame import FileCommand, quiet
 from fencepost.errors import BadConfig, Exit, FencepostError, Where, code_of, unknown_keyword
 from fencepost.spark import gateway, spark_session
 
@@ -35,7 +35,7 @@ AS = "fencepost_check"
 """The name of the module that a file is while it is looked at."""
 
 
-@click.command(context_settings={"ignore_unknown_options": True})
+@click.command(cls=FileCommand, context_settings={"ignore_unknown_options": True})
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")

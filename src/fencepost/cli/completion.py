@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import click
 from click.shell_completion import get_completion_class
 
@@ -26,4 +28,5 @@ def completion(ctx: click.Context, shell: str) -> None:
     made = kind(ctx.find_root().command, {}, "fencepost", "_FENCEPOST_COMPLETE")
     # Not source(): for bash that starts one, to complain about old versions.
     click.echo(made.source_template % made.source_vars())
-    click.echo(WHERE[shell], err=True)
+    if sys.stdout.isatty():  # not in the line of ~/.bashrc, which runs for every shell
+        click.echo(WHERE[shell], err=True)

@@ -5,6 +5,7 @@ Never a traceback for an error of ours, and never one when the reader closes the
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
 import tempfile
@@ -74,6 +75,36 @@ def _forget_stdout() -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
+
+
+class FileCommand(click.Command):
+    """A command that hands ARGUMENTS on to FILE, but not what looks like a misspelt option of its own."""
+
+    LIKE = 0.88
+    """How much alike: --stanby and --standby are, a job's own --config and our --conf are not."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not ctx.resilient_parsing:  # not while a shell completes the line
+            self._refuse_misspelt(ctx, args)
+        return super().parse_args(ctx, args)
+
+    def _refuse_misspelt(self, ctx: click.Context, args: list[str]) -> None:
+        options = [option for option in self.get_params(ctx) if isinstance(option, click.Option)]
+        own = {name: option.is_flag for option in options for name in option.opts}
+        words, is_after_file = iter(args), False
+        for word in words:
+            name, equals, _ = word.partition("=")
+            if word == "--":
+                return
+            if not word.startswith("-"):
+                is_after_file = True
+            elif name in own:
+                if not own[name] and not equals:
+                    next(words, None)  # its value
+            elif near := difflib.get_close_matches(name, own, 1, self.LIKE if is_after_file else 0.5):
+                ctx.fail(f"No such option: {name}. Did you mean {near[0]}? (Put options of FILE itself after --.)")
+            elif not is_after_file:
+                ctx.fail(f"No such option: {name}. (Options of FILE itself come after FILE.)")
 
 
 def progress(*, as_json: bool = False) -> ProgressLine:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from fencepost.cli.frame import FileCommand
 from fencepost.config import parse
 from fencepost.errors import UNCHANGED, BadConfig, seconds
 from fencepost.observe import journal
@@ -19,7 +20,7 @@ from fencepost.supervise.supervisor import Orders, Supervisor
 log = logging.getLogger("fencepost.supervise")
 
 
-@click.command(context_settings={"ignore_unknown_options": True})
+@click.command(cls=FileCommand, context_settings={"ignore_unknown_options": True})
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.option("--restart", help="none, fixed-delay:attempts=60,delay=10s, failure-rate:… or exponential-delay:…; "

@@ -11,8 +11,8 @@ from typing import Any
 import click
 
 from fencepost.admin.verify import Row, Verified, compare, span
-from fencepost.cli.frame import progress
-from fencepost.cli.lookup import script_of, with_sinks
+from fencepost.cli.frame import FileCommand, progress
+from fencepost.cli.lookup import JOB, script_of, with_sinks
 from fencepost.errors import Exit
 
 EXITS = {
@@ -36,8 +36,8 @@ ENDS = {
 }
 
 
-@click.command(context_settings={"ignore_unknown_options": True})
-@click.argument("job", metavar="FILE|NAME|CHECKPOINT")
+@click.command(cls=FileCommand, context_settings={"ignore_unknown_options": True})
+@click.argument("job", metavar="FILE|NAME|CHECKPOINT", shell_complete=JOB.shell_complete)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.option(
     "--epochs", type=click.IntRange(min=1), help="How many of the newest to compare; by default all that are kept."
