@@ -41,7 +41,7 @@ class Checkpoint:
     Args:
         path: The folder; leave it out if the state backend names it (fp.MemoryState, fp.FileSystemState(path)).
         interval: The minimum time from the start of one epoch to the start of the next ('10 seconds'); by default
-            epochs start as data arrives, with a rest of up to 50 ms after one of few records ('0 s' leaves it out).
+            epochs start as data arrives, with a pause of up to 50 ms after one of few records ('0 s' leaves it out).
             With fp.start, use the writer's trigger instead.
         timeout: An epoch that is not decided within this time after its barrier is dropped and reruns; by default no
             limit.

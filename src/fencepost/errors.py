@@ -196,7 +196,7 @@ class Retryable(FencepostError):
 class EpochFailed(Retryable):
     """The epoch was not decided; nothing of it is visible and it will rerun."""
 
-    safe = "Safe: the epoch was not decided, nothing of it is visible; it reruns from where it began."
+    safe = "Safe: the epoch was not decided, nothing of it is visible; it reruns from the same offsets."
 
 
 class InDoubt(Retryable):

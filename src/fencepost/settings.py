@@ -103,8 +103,8 @@ class Settings:
         if "/" in self._job or self._job in {".", ".."}:
             raise BadConfig(
                 "bad_setting",
-                f"{self._found[CHECKPOINT][1].origin} names the folder of all checkpoints, and the job's name is not a "
-                "valid name of a folder in it.",
+                f"{self._found[CHECKPOINT][1].origin} names the folder of all checkpoints, but the job's name cannot "
+                "be used as a folder name in it.",
                 where=Where(job=self._job),
                 next="Name the checkpoint in the code (checkpoint=…), or in the job's own table of fencepost.toml.",
             )
@@ -175,7 +175,7 @@ def check_jvm_options(value: Any, job: str) -> str | None:
         return value
     raise BadConfig(
         "bad_setting",
-        "jvm_options must be 'none', or options of a JVM, each with a dash: -XX:+UseG1GC.",
+        "jvm_options must be 'none', or JVM options that each start with a dash, such as -XX:+UseG1GC.",
         where=Where(job=job),
         next="Fix the value, and start again.",
     )

@@ -62,7 +62,7 @@ def test_a_job_that_was_stopped_is_well_and_looking_changes_nothing(stopped: Pat
     assert (0, "") == (result.returncode, result.stderr)
     assert result.stdout.startswith("stand-in: stopped cleanly, ")
     assert "epoch:       1 complete" in result.stdout
-    assert "To go on: fencepost run" in result.stdout
+    assert "To continue: fencepost run" in result.stdout
     assert 0 == typed("epochs", "list", str(stopped)).returncode
     assert before == tree(stopped)
 

@@ -205,7 +205,7 @@ def copy_files(root: Place, to: Place, names: Iterable[str], tell: Tell = nobody
                 f"{problem}.",
                 where=Where(path=str(root)),
                 safe="Safe: the incomplete copy was removed.",
-                next="Check that nobody changes the folder meanwhile, then repeat the command.",
+                next="Check that nothing else changes the folder, then repeat the command.",
             )
 
 

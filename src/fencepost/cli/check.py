@@ -164,7 +164,7 @@ def jobs_of(path: Path, arguments: Sequence[str] = ()) -> list[Job]:
     except (Exception, SystemExit) as error:
         raise BadConfig(
             "file_fails",
-            f"The file cannot be run: {_place_of(error, path)}.",
+            f"The file fails: {_place_of(error, path)}.",
             where=Where(path=str(path)),
             next="Run it with python to see the whole error, fix it, and check again.",
         ) from error

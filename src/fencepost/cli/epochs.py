@@ -77,7 +77,7 @@ def _the_one(found: Epochs, epoch: int, checkpoint: Place) -> Epoch:
     known = f"{found.epochs[0].epoch} to {found.epochs[-1].epoch}" if found.epochs else "none"
     raise BadConfig(
         "unknown_epoch",
-        f"Nothing is known of epoch {epoch}.",
+        f"Nothing is known about epoch {epoch}.",
         where=Where(job=found.job, path=str(checkpoint)),
         safe=UNCHANGED,
         next=f"Known epochs: {known}. fp.Checkpoint(keep_epochs=…) sets how many are kept.",

@@ -276,7 +276,7 @@ def _next(health: Health) -> str | None:
         "failed": f"Start it again: {start}",
         "dead": f"Start it again: {start} (recovery finishes what is decided)",
         "silent": f"A supervisor kills and restarts it; without one, end process {health.pid}, then {start}",
-        "stopped": f"To go on: {start}",
+        "stopped": f"To continue: {start}",
         "unknown": f"Check on {health.host or 'its host'} whether process {health.pid} is running the job.",
     }
     return todo.get(health.condition)

@@ -212,8 +212,9 @@ def replaced(who: str, state: State) -> Fenced:
         "fenced",
         f"{who} was replaced by {by}.",
         where=Where(job=job),
-        next=f"Nothing, if the other driver is the one you want: `fencepost status {job}` says how it is. Otherwise "
-        f"stop it (`fencepost stop {job}`), then start this one again. Two drivers take a checkpoint from each other.",
+        next=f"Nothing, if the other driver is the one you want: `fencepost status {job}` shows how it is doing. "
+        f"Otherwise stop it (`fencepost stop {job}`), then start this one again. Two drivers on one checkpoint keep "
+        "fencing each other.",
     )
 
 

@@ -159,7 +159,7 @@ def vote(book: Book, order: tuple[SinkFacts, ...], epoch: Epoch, handles: tuple[
                 "vote_failed",
                 f"{len(dead)} of {len(mine)} pre-committed units can no longer be committed.",
                 where=book.where,
-                next="Start the job again; the epoch runs again from where it began.",
+                next="Start the job again; the epoch reruns from the same offsets.",
             ).at(epoch=epoch, sink=sink.name)
 
 

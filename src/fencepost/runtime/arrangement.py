@@ -145,7 +145,10 @@ def _check_states(noted: Sequence[BranchNote], now: Sequence[BranchNote], job: s
             what = f"The job no longer has {was.operator}, whose state is in the checkpoint (number {number})."
             sink = was.sink
         elif was.operator != is_.operator:
-            what = f"State {number} was made by {was.operator}; its place in the plan now has {is_.operator}."
+            what = (
+                f"The checkpoint holds state of {was.operator}, but the job now has {is_.operator} in its place "
+                f"(state {number})."
+            )
             sink = is_.sink
         else:
             continue
@@ -153,8 +156,8 @@ def _check_states(noted: Sequence[BranchNote], now: Sequence[BranchNote], job: s
             "operator_changed",
             what,
             where=Where(job=job, sink=sink),
-            next="Bring the branches back with their keys, windows, functions and joins as they were (a sink may be "
-            f"renamed, and what lies above an operator with state may change); or {BEGIN_AGAIN}.",
+            next=f"Undo the change of keys, windows, functions or joins, or {BEGIN_AGAIN}. (Sinks may be renamed, and "
+            "what comes after an operator with state may change.)",
         )
 
 
@@ -214,7 +217,7 @@ def _made_otherwise(number: int, was: _State, now: _State, job: str) -> Checkpoi
     whose = f", of the branch that wrote to {was.sink!r}," if is_other else ""
     return CheckpointRefused(
         "state_made_otherwise",
-        f"State {number} ({was.operator}){whose} was made from {rows}. It would mix the two.",
+        f"State {number} ({was.operator}){whose} was made from {rows}. The state would be a mix of both.",
         where=Where(job=job, sink=now.sink),
         next="Bring back what was below the operator (filters, computed columns, joins); or "
         f"{BEGIN_AGAIN}. If it is the same branch, and its state may keep what the old plan made of earlier records: "
@@ -278,7 +281,7 @@ def _unclear(gone: Sequence[str], fresh: Sequence[str], job: str) -> CheckpointR
     return CheckpointRefused(
         "branch_unclear",
         f"The job no longer has {' and '.join(map(repr, gone))}, and {' and '.join(map(repr, fresh))} could each be "
-        "its new name: they have the same operators and sources, and the same between them.",
+        "its new name: nothing in their plans tells them apart.",
         where=Where(job=job),
         next=f"Rename one sink per start, or keep the old name on the sink with the new target: name={gone[0]!r}.",
     )
@@ -291,7 +294,7 @@ def not_noted(before: Sequence[str], now: Sequence[str], job: str) -> Checkpoint
         f"The sinks were {', '.join(sorted(before))} and are now {', '.join(sorted(now))}, and the checkpoint does not "
         "say yet which state and which positions belong to which of them.",
         where=Where(job=job),
-        next="Bring the old sinks back and start the job once, which makes a note of it; then make the change.",
+        next="Bring the old sinks back and start the job once, so that the checkpoint notes it; then make the change.",
     )
 
 

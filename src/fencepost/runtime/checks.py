@@ -572,7 +572,7 @@ def _own_settings(launch: Launch) -> Iterator[Setting]:
     for name, value in connectors.settings(launch.sources):
         yield Setting(name, value, "the source's options")
     if launch.rests:
-        yield Setting("pace", pace.WORDS, "fencepost (interval sets another)")
+        yield Setting("pace", pace.WORDS, "fencepost (set interval= to change it)")
     for name, value in scan.settings(launch.scans).items():
         yield Setting(name, value, "fencepost (for this query, whose branches share a scan; not with one_scan=False)")
     for name, value in () if launch.made else _left(launch):
@@ -699,7 +699,7 @@ def _check_last_row(launch: Launch, name: str) -> None:
         "would depend on how Spark splits the epoch.",
         where=where,
         next=f'Set order_by="<column>" on the sink: the row with the greatest value {stays} (a time, a version, an '
-        "offset). Or group by the key, or set unique_key=True if no key ever comes twice.",
+        "offset). Or group by the key, or set unique_key=True if no key ever occurs twice.",
     )
 
 
@@ -733,9 +733,9 @@ def _check_aside(launch: Launch) -> Found:
         if why:
             yield BadConfig(
                 "rows_not_named",
-                f"on_bad_record='dead_letter' of a write cannot be kept: {why}.",
+                f"This write does not support on_bad_record='dead_letter': {why}.",
                 where=where,
-                next=f"{cure}; or check the rows before, with job.map(…, on_bad_record='dead_letter').",
+                next=f"{cure}; or check the rows beforehand, with job.map(…, on_bad_record='dead_letter').",
             )
 
 

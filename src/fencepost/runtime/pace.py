@@ -28,7 +28,7 @@ LOOK_MS: Final = 50
 SETTINGS: Final[Mapping[str, str]] = {LOOK: f"{LOOK_MS}ms"}
 """Of a query that rests; a value of the user's own wins."""
 
-WORDS: Final = f"a rest of up to {MOST_S * 1000:.0f} ms after a small epoch, a look for records every {LOOK_MS} ms"
+WORDS: Final = f"a pause of up to {MOST_S * 1000:.0f} ms after a small epoch, new records checked every {LOOK_MS} ms"
 
 
 def rest_s(records: int, seconds: float = 0.0) -> float:

@@ -83,7 +83,7 @@ def check_frames(frames: Sequence[Any], has: Mapping[str, str], job: str) -> Non
         raise BadConfig(
             "state_in_one_partition",
             "Spark 4.0 cannot keep the state of an aggregate over all rows, or of a limit, in files that carry ids "
-            "(SPARK-53288): it wants one of every partition, and only one has any.",
+            "(SPARK-53288): it expects one from every partition, but only one partition has any.",
             where=Where(job=job),
             next="Use Spark 4.1 or newer, state=fp.FileSystemState(), or spark.sql.shuffle.partitions=1.",
         )

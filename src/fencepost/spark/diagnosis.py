@@ -53,5 +53,6 @@ def from_spark(error: Any, job: str) -> FencepostError:
         f"The Spark query failed: {first}.",
         where=Where(job=job),
         safe=LATER,
-        next="Fix the cause (Spark's words are in its log, or shown by FENCEPOST_TRACE=1), then start the job again.",
+        next="Fix the cause (Spark's own message is in its log, or shown by FENCEPOST_TRACE=1), then start the job "
+        "again.",
     )

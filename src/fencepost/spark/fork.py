@@ -116,10 +116,10 @@ def _check_can_be_shared(frame: Any, job: str) -> None:
     if logical.containsPattern(_patterns(frame).EXPRESSION_WITH_RANDOM_SEED()):
         raise BadConfig(
             "shared_seed",
-            "The DataFrame uses rand(), uuid() or another function of Spark's that draws a seed, and Spark draws one "
-            "for each branch: the values cannot be shared.",
+            "The DataFrame uses rand(), uuid() or another function with a random seed. Spark chooses a seed for each "
+            "branch, so the branches would not see the same values.",
             where=where,
-            next="Use fp.rand() or fp.uuid() instead, or draw the values in a Python function.",
+            next="Use fp.rand() or fp.uuid() instead, or make the values in a Python function.",
         )
 
 

@@ -69,8 +69,8 @@ def _launch(conf: Any, job: str, chosen: Chosen, *, is_last: bool) -> bool:
             "spark_not_started",
             "Spark did not start: its JVM ended at once.",
             where=Where(job=job, path=None if log() is None else str(log())),
-            next="Look at the end of its log: a Spark setting (conf=…, --conf), a package that cannot be had or too "
-            "little memory may be the reason.",
+            next="Look at the end of its log: a Spark setting (conf=…, --conf), a package that cannot be downloaded or "
+            "too little memory may be the reason.",
         ) from error
     finally:
         if out is not None:
@@ -333,20 +333,21 @@ def check_java(job: str | None = None) -> None:
     if java() is None:
         raise BadConfig(
             "no_java",
-            f"Spark needs Java, and JAVA_HOME={home} does not lead to one: there is no bin/java in it."
+            f"Spark needs Java, but JAVA_HOME={home} is not a Java installation: it has no bin/java."
             if home
-            else "Spark needs Java, and there is none on the PATH.",
+            else "Spark needs Java, but there is none on the PATH.",
             where=Where(job=job),
-            next="Let JAVA_HOME name the folder of a Java runtime, or unset it to take the one on the PATH."
+            next=f"Set JAVA_HOME to the folder of a Java runtime, version {OLDEST} or newer; or unset it to use the "
+            "one on the PATH."
             if home
-            else f"{install}, or let JAVA_HOME name the folder of one.",
+            else f"{install}, or set JAVA_HOME to the folder of one.",
         )
     found = java_version() or ""
     major = re.match(r"(?:1\.)?(\d+)", found)
     if major is not None and int(major[1]) < OLDEST:
         raise BadConfig(
             "old_java",
-            f"Spark needs Java {OLDEST} or newer, and {java()} is {found}.",
+            f"Spark needs Java {OLDEST} or newer, but {java()} is {found}.",
             where=Where(job=job),
-            next=f"{install}, and let JAVA_HOME name its folder.",
+            next=f"{install}, and set JAVA_HOME to its folder.",
         )

@@ -180,7 +180,7 @@ def check_inlined(frame: Any, job: str) -> None:
     if _with_queries(frame) is not None:
         raise BadConfig(
             "with_in_writer",
-            "The writer's query has a WITH clause, into which fencepost does not see.",
+            "The writer's query has a WITH clause, which fencepost cannot look into.",
             where=Where(job=job),
             next="Use fp.Job(…).write(frame, sink), which resolves it; or make the query of WITH a temporary view.",
         )

@@ -165,10 +165,10 @@ def _differs(kind: str, how: str) -> GuaranteeTooHigh:
     return GuaranteeTooHigh(
         "not_replayable",
         f"Source {kind} did not return the same records when the same range of offsets was read again: {how}.",
-        safe="Safe: nothing was written, and the job's checkpoint was not touched. But what the source removes when it "
-        "hands it out is gone.",
-        next="Make it return the same records for the same offsets, also in a new process. Until then take "
-        "replayable=True out, and put the records into Kafka or files first, or set guarantee='at_most_once'.",
+        safe="Safe: nothing was written, and the job's checkpoint was not touched. But if the source deletes what it "
+        "hands out, those records are gone.",
+        next="Make it return the same records for the same offsets, also in a new process. Until then remove "
+        "replayable=True, and put the records into Kafka or files first, or set guarantee='at_most_once'.",
     )
 
 

@@ -42,7 +42,7 @@ MILLISECOND = timedelta(milliseconds=1)
 OWNER = "fencepost.owner"
 """A local property of the query's thread, which its tasks inherit: lineage and writer, known only after recovery."""
 EPOCH = "streaming.sql.batchId"
-AGAIN = "then start the job again: the epoch runs again from where it began."
+AGAIN = "then start the job again: the epoch reruns from the same offsets."
 FIX = (
     "Fix the record at its source, or send bad records to a dead-letter sink (on_bad_record='dead_letter', "
     "dead_letters=…); then start the job again."

@@ -865,7 +865,7 @@ def test_null_where_it_is_forbidden_is_refused_also_below_a_column(place: Path) 
                 tried()
             assert f"NULL in a column that is NOT NULL, column {name!r}" == str(found.value)
     assert [] == table.files_in("fp-a")
-    assert ["column 'k' is NOT NULL without a default, but the DataFrame does not have it"] == table.misfits(
+    assert ["column 'k' is NOT NULL and has no default, but the DataFrame has no such column"] == table.misfits(
         pa.schema(list(schema)[1:]), may_add=False
     )
 

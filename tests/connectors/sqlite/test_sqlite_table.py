@@ -121,7 +121,7 @@ def test_everything_that_does_not_fit_is_said_at_once(tmp_path: Path) -> None:
         "column 'gone' is missing",
         "column 'g' is generated",
         "column 'n' appears twice",
-        "column 'must' is NOT NULL without a default",
+        "column 'must' is NOT NULL and has no default",
     ):
         assert words in refused.value.what
     assert "'fine'" not in refused.value.what

@@ -258,7 +258,7 @@ class DeltaLakeTable(LakeTable):
             raise OperatorNeeded(
                 "mark_damaged",
                 "The mark in the target cannot be trusted: a part of it is missing or invalid.",
-                next="See whether somebody changed it by hand, and set it right; docs/FORMAT.md says what it holds.",
+                next="Check whether somebody changed it by hand, and correct it; docs/FORMAT.md says what it holds.",
                 safe="Safe: the target was not touched.",
             ).at(job=job, sink=sink)
         text = f"{handles:0{DIGITS}x}" if handles else BY_HAND

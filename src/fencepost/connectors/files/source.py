@@ -263,7 +263,7 @@ def changed_late(changed: Sequence[SourceFile], job: str) -> OperatorNeeded:
     return OperatorNeeded(
         "source_file_changed_late",
         f"Source file {_decoded(changed[0].url)}{_more(len(changed))} was changed after its epoch was decided: its "
-        "modification time is another one.",
+        "modification time is different now.",
         where=Where(job=job),
         safe="Safe: what the file held when it was read is in the sinks, once. What changed since is not read.",
         next="Put the records that are missing into a new file (none, if the file was only touched or copied), then "
@@ -318,5 +318,5 @@ def explain(text: str, job: str) -> FencepostError | None:
         where=Where(job=job),
         safe=LATER,
         next="Replace the file with a complete one, or move it out of the folder (its records are then not read), and "
-        f"start the job again. {MOVE_WHOLE}. Spark's words are in its log.",
+        f"start the job again. {MOVE_WHOLE}. Spark's own message is in its log.",
     )

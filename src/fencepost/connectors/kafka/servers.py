@@ -170,7 +170,7 @@ def _known(name: str, value: str) -> str:
         return value
     found = value.lower() if name.startswith("ssl") else value.upper()
     if found not in words:
-        raise BadConfig("unknown_security", f"{name} cannot be {value!r}.", next=f"Use {' or '.join(words)}.")
+        raise BadConfig("unknown_security", f"{value!r} is not a valid {name}.", next=f"Use {' or '.join(words)}.")
     return found
 
 

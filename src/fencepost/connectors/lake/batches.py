@@ -148,7 +148,7 @@ def _failure(file: str, error: Exception) -> FencepostError:
         "table_file_unreadable",
         f"{file} cannot be read: {why}.",
         safe=LATER,
-        next="Check that the workers reach the file's store (network, credentials) and that the file is whole, then "
+        next="Check that the workers reach the file's store (network, credentials) and that the file is complete, then "
         "start the job again.",
     )
 
@@ -157,7 +157,7 @@ def lost(what: str) -> OperatorNeeded:
     """A file that the table's log names is not there as it was."""
     return OperatorNeeded(
         "table_file_lost",
-        f"The table lost a data file that the job has still to read: {what}.",
+        f"The table lost a data file that the job still has to read: {what}.",
         safe="Safe: what is decided is complete, or will be finished at the next start; nothing of the lost range was "
         "written.",
         next="Restore the file and start the job again. If it cannot be restored, start a new checkpoint with start=… "

@@ -526,7 +526,7 @@ class LakeSession(Session, MarkChecks):
             return None
         return OperatorNeeded(
             "target_behind",
-            f"{self.target} was set back after this job wrote epoch {found.epoch} to it: {how}.",
+            f"{self.target} was rolled back after this job wrote epoch {found.epoch} to it: {how}.",
             next="Restore the table's newest state, or start a new checkpoint on an emptied table to write everything "
             "again. If the missing rows may stay lost, say so as described above.",
             safe="The table was not touched. What it lost was lost earlier; the ledger knows up to which epoch.",

@@ -188,7 +188,7 @@ class History(ABC):
         """Another table has its name."""
         return OperatorNeeded(
             "table_replaced",
-            f"{self.title} was dropped and made again, or another one took its place: the offsets in the checkpoint "
+            f"{self.title} was dropped and recreated, or replaced by another one: the offsets in the checkpoint "
             "are those of the old table.",
             safe=AS_DECIDED,
             next=f"Bring the old table back; or {NEW_CHECKPOINT}.",
@@ -198,9 +198,9 @@ class History(ABC):
         """It is older than what was read."""
         return OperatorNeeded(
             "table_set_back",
-            f"{self.title} was set back: {self.word} {version}, up to which it was read, is not part of it any more.",
+            f"{self.title} was rolled back: {self.word} {version}, up to which it was read, is no longer part of it.",
             safe=f"{AS_DECIDED} The sinks hold rows that the table no longer has.",
-            next=f"Bring the table forward again; or {NEW_CHECKPOINT}, and correct what the sinks hold.",
+            next=f"Undo the rollback; or {NEW_CHECKPOINT}, and correct what the sinks hold.",
         )
 
     def rewritten(self, version: int, how: str) -> OperatorNeeded:
@@ -209,7 +209,7 @@ class History(ABC):
             "table_rewritten",
             f"{self.title} is not append-only: {self.word} {version} removed or changed rows ({how}).",
             safe=AS_DECIDED,
-            next="What was added before it is read. To go on after it, correct the sinks for what it changed, and "
+            next="Everything before it was read. To continue after it, correct the sinks for what it changed, and "
             f"{NEW_CHECKPOINT}, after {self.word} {version}. Rewrite only tables that no stream reads; compaction is "
             "fine.",
         )
@@ -248,7 +248,7 @@ class History(ABC):
         """The setting names something that is not there."""
         return BadConfig(
             "bad_start",
-            f"Cannot begin to read {self.title} at this start: {why}.",
+            f"Cannot start to read {self.title} there: {why}.",
             next="Use a version that the table's history still has, a time in it, 'earliest' (all rows that are in "
             "the table now, then what is added) or 'latest'.",
         )
@@ -257,7 +257,7 @@ class History(ABC):
         """There is no such table any more."""
         return OperatorNeeded(
             "table_gone",
-            f"{self.title} does not exist any more.",
+            f"{self.title} no longer exists.",
             safe=AS_DECIDED,
             next=f"Bring it back; or {NEW_CHECKPOINT} on another table.",
         )
@@ -266,7 +266,7 @@ class History(ABC):
         """A store or a catalog did not answer."""
         return EpochFailed(
             "table_silent",
-            f"{self.title} cannot be looked at: {why}.",
+            f"{self.title} cannot be inspected: {why}.",
             safe=LATER,
             next="Check that the table's store and its catalog answer and that the credentials are right; then start "
             "the job again.",

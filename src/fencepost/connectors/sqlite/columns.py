@@ -43,7 +43,7 @@ def misfits(schema: pa.Schema, there: list[Column]) -> list[str]:
     twice = sorted({name for name in lower if lower.count(name) > 1})
     problems += [f"column {name!r} appears twice (SQLite ignores case)" for name in twice]
     problems += [
-        f"column {column.name!r} is NOT NULL without a default, but the DataFrame does not have it"
+        f"column {column.name!r} is NOT NULL and has no default, but the DataFrame has no such column"
         for column in there
         if column.required and column.name.lower() not in lower
     ]

@@ -587,7 +587,7 @@ def misfits_of(schema: pa.Schema, there: Sequence[Kind], fits: Callable[[pa.Data
     problems += [f"column {name!r} appears twice" for name in twice]
     problems += [f"column name {name!r} is reserved by fencepost" for name in schema.names if name.lower() == PLACE]
     problems += [
-        f"column {column.name!r} is NOT NULL without a default, but the DataFrame does not have it"
+        f"column {column.name!r} is NOT NULL and has no default, but the DataFrame has no such column"
         for column in there
         if column.required and not column.generated and column.name not in schema.names
     ]

@@ -57,7 +57,7 @@ def damaged(why: Damaged) -> OperatorNeeded:
     return OperatorNeeded(
         "mark_damaged",
         f"The mark in the target cannot be trusted: {why}.",
-        next="See whether somebody changed it by hand, and set it right; docs/FORMAT.md says what it holds.",
+        next="Check whether somebody changed it by hand, and correct it; docs/FORMAT.md says what it holds.",
         safe="Safe: the target was not touched.",
     )
 
@@ -227,7 +227,7 @@ class MarkChecks(ABC):
         return EpochFailed(
             "rows_refused",
             f"{self.target} refused rows: {error}.",
-            next="Fix the target or the data; the epoch runs again from where it began.",
+            next="Fix the target or the data; the epoch reruns from the same offsets.",
             safe=safe,
         ).at(job=self.job, epoch=epoch, sink=self.sink)
 
