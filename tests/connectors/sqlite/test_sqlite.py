@@ -249,6 +249,10 @@ def test_changed_staged_rows_are_never_applied(tmp_path: Path) -> None:
         ("k TEXT, v INTEGER, UNIQUE (v, k)", "UNIQUE constraint failed: t.v, t.k"),
         ("k TEXT NOT NULL, v INTEGER", "NOT NULL constraint failed: t.k"),
         ("k TEXT UNIQUE ON CONFLICT ROLLBACK, v INTEGER", "UNIQUE constraint failed: t.k"),
+        ("k TEXT UNIQUE ON CONFLICT IGNORE, v INTEGER", "UNIQUE constraint failed: t.k"),
+        ("k TEXT, v INTEGER, UNIQUE (k)\n on  conflict\n replace", "UNIQUE constraint failed: t.k"),
+        ("k TEXT NOT NULL ON CONFLICT IGNORE, v INTEGER", "NOT NULL constraint failed: t.k"),
+        ("k TEXT NOT NULL ON CONFLICT REPLACE DEFAULT 'x', v INTEGER", "NOT NULL constraint failed: t.k"),
     ],
 )
 def test_a_constraint_fails_the_epoch_before_its_decision_by_name(tmp_path: Path, definition: str, words: str) -> None:
@@ -266,6 +270,19 @@ def test_a_constraint_fails_the_epoch_before_its_decision_by_name(tmp_path: Path
     assert [(0, 0)] == query(path, "SELECT (SELECT count(*) FROM t), (SELECT count(*) FROM fencepost_epoch)")
     driver.run(0, pa.table({"k": ["fine"], "v": [1]}))
     driver.session.close()
+
+
+def test_a_row_never_takes_the_place_of_a_row_with_another_key(tmp_path: Path) -> None:
+    path = tmp_path / "t.db"
+    script(path, "CREATE TABLE T (k TEXT PRIMARY KEY ON CONFLICT REPLACE, v INTEGER UNIQUE ON CONFLICT REPLACE)")
+    driver = started(SQLite(path, table="t", key="k"), tmp_path)
+    driver.run(0, pa.table({"k": ["a", "b"], "v": [1, 2]}))
+    driver.run(1, pa.table({"k": ["a"], "v": [3]}))
+    handle = driver.pre_commit(2, pa.table({"k": ["c"], "v": [2]}))
+    with pytest.raises(EpochFailed, match=r"UNIQUE constraint failed: T\.v"):
+        driver.vote(2, handle)
+    driver.session.close()
+    assert [("a", 3), ("b", 2)] == query(path, "SELECT * FROM t ORDER BY k")
 
 
 @pytest.mark.parametrize("step", ["vote", "commit"])

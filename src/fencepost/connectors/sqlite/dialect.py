@@ -33,6 +33,9 @@ _UNIQUE = (
     ' WHERE i."unique" AND x.key'
 )
 
+_CLAUSES = "SELECT count(*) FROM sqlite_master WHERE name = ? COLLATE NOCASE AND sql LIKE '%ON%CONFLICT%'"
+"""`UNIQUE ON CONFLICT IGNORE` drops a row, `… REPLACE` another one or a NULL, both without a word."""
+
 
 class SQLiteDialect(FileDialect):
     """One connection to one file, shared by the job's sinks in it: the file has only one write lock."""
@@ -189,7 +192,13 @@ class SQLiteDialect(FileDialect):
         self.run_many(statement, zip(*map(_values, keys.schema.names, keys.columns), strict=True))
 
     def _insert_statement(self, table: Table, names: Sequence[str]) -> str:
-        return self.insert_statement(table, names, f"VALUES ({', '.join('?' * len(names))})")
+        """A constraint that fails fails the vote, also where the table says to drop a row instead (`_CLAUSES`).
+
+        Only there: OR ABORT also overrides what the table's triggers say.
+        """
+        statement = self.insert_statement(table, names, f"VALUES ({', '.join('?' * len(names))})")
+        [(drops,)] = self.run(_CLAUSES, (table.name,))
+        return statement.replace("INSERT", "INSERT OR ABORT", 1) if drops else statement
 
     def columns(self, table: str) -> list[Column]:
         """The columns of a table or view; empty if it does not exist."""
