@@ -22,7 +22,7 @@ from fencepost_proof.fuzz.feed import END, ROWS, Feed, create_topic
 from fencepost_proof.fuzz.plans import BEGIN, PACE_S, SHAPES, Branch, Place, Plan, changed, cut_otherwise, make
 
 POINTS = (
-    "pre_commit.after",
+    "precommit.after",
     "vote.after",
     "decide.before",
     "decide.after",
