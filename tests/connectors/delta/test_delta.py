@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable, Field, Schema
 from lake import delta, rows_in_delta
 
 from fencepost.connectors.delta.sink import Delta
@@ -56,6 +57,20 @@ class TestUnkept(TestAppend):
         return delta(tmp_path, keep_rows=False)
 
 
+class TestWider(TestAppend):
+    """A table that lacks a column of the rows until the first epoch is committed."""
+
+    lists_orphans = False  # rows with new columns stay staged
+
+    def make_sink(self, tmp_path: Path) -> Delta:
+        if not (tmp_path / "words").exists():
+            DeltaTable.create(str(tmp_path / "words"), Schema([Field("k", "string")]))
+        return delta(tmp_path, schema="add_columns")
+
+    def misfit(self) -> pa.Schema:
+        return pa.schema({"k": pa.int64(), "v": pa.int64()})
+
+
 class TestUpsert(TestAppend):
     lists_orphans = False
 
@@ -70,8 +85,6 @@ class TestConstrained(TestAppend):
     """A table that somebody else made, with rules of its own."""
 
     def make_sink(self, tmp_path: Path) -> Delta:
-        from deltalake import DeltaTable, Field, Schema  # noqa: PLC0415
-
         if not (tmp_path / "words").exists():
             fields = [Field("k", "string", nullable=False), Field("v", "long")]
             made = DeltaTable.create(str(tmp_path / "words"), Schema(fields))

@@ -10,6 +10,9 @@ from typing import Any
 import pyarrow as pa
 from fencepost_proof.targets import catalog_of
 from lake import TABLE, iceberg, rows_in_iceberg
+from pyiceberg.catalog import load_catalog
+from pyiceberg.schema import Schema
+from pyiceberg.types import LongType, NestedField, StringType
 
 from fencepost.connectors.iceberg.sink import Iceberg
 from fencepost.testing import SinkContract
@@ -25,6 +28,15 @@ def away(file: Path) -> Iterator[None]:
     finally:
         file.rmdir()
         file.with_suffix(".away").rename(file)
+
+
+def make_table(folder: Path, *fields: NestedField) -> None:
+    """By somebody else, unless it is there."""
+    catalog = load_catalog("default", **catalog_of(folder))
+    catalog.create_namespace_if_not_exists("shop")
+    if not catalog.table_exists(TABLE):
+        catalog.create_table(TABLE, Schema(*fields))
+    catalog.close()
 
 
 class TestAppend(SinkContract):
@@ -56,6 +68,25 @@ class TestUnkept(TestAppend):
         return iceberg(tmp_path, keep_rows=False)
 
 
+class TestWider(TestAppend):
+    """A table that lacks a column of the rows until the first epoch is committed."""
+
+    lists_orphans = False  # rows with new columns stay staged
+
+    def make_sink(self, tmp_path: Path) -> Iceberg:
+        make_table(tmp_path, NestedField(1, "k", StringType(), required=False))
+        return iceberg(tmp_path, schema="add_columns")
+
+    def visible(self, tmp_path: Path) -> list[tuple[Any, ...]]:
+        catalog = load_catalog("default", **catalog_of(tmp_path))
+        has_all = "v" in catalog.load_table(TABLE).schema().column_names
+        catalog.close()
+        return rows_in_iceberg(tmp_path, "k, v" if has_all else "k")
+
+    def misfit(self) -> pa.Schema:
+        return pa.schema({"k": pa.int64(), "v": pa.int64()})
+
+
 class TestUpsert(TestAppend):
     lists_orphans = False
 
@@ -70,16 +101,11 @@ class TestRequired(TestAppend):
     """A table that somebody else made, with a column that is never NULL."""
 
     def make_sink(self, tmp_path: Path) -> Iceberg:
-        from pyiceberg.catalog import load_catalog  # noqa: PLC0415
-        from pyiceberg.schema import Schema  # noqa: PLC0415
-        from pyiceberg.types import LongType, NestedField, StringType  # noqa: PLC0415
-
-        catalog = load_catalog("default", **catalog_of(tmp_path))
-        catalog.create_namespace_if_not_exists("shop")
-        if not catalog.table_exists(TABLE):
-            fields = NestedField(1, "k", StringType(), required=True), NestedField(2, "v", LongType(), required=False)
-            catalog.create_table(TABLE, Schema(*fields))
-        catalog.close()
+        make_table(
+            tmp_path,
+            NestedField(1, "k", StringType(), required=True),
+            NestedField(2, "v", LongType(), required=False),
+        )
         return iceberg(tmp_path, create=False)
 
     def refused_table(self) -> pa.Table:

@@ -19,7 +19,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -27,6 +26,7 @@ from deltalake.fs import DeltaStorageHandler
 from pyarrow import fs
 
 from fencepost.connectors.delta.columns import Column, divided, refuse_nulls, stored
+from fencepost.connectors.delta.source import local_folder
 from fencepost.connectors.delta.statistics import Skipping, columns_with_nan, statistics_of
 from fencepost.connectors.lake.table import DataFile
 from fencepost.connectors.table.database import Broken, Denied, Silent
@@ -52,15 +52,15 @@ PATIENCE = {
 }
 """The same for the library, unless the user says otherwise."""
 REFUSALS = (
-    "AccessDenied",
-    "InvalidAccessKeyId",
-    "SignatureDoesNotMatch",
-    "ExpiredToken",
-    "InvalidToken",
+    "accessdenied",
+    "invalidaccesskeyid",
+    "signaturedoesnotmatch",
+    "expiredtoken",
+    "invalidtoken",
     "403 ",
     "401 ",
 )
-"""Words of an object store's answer that mean: a person has to change something."""
+"""Words of an object store's answer that mean: a person has to change something. In lower case, without `_`."""
 
 
 MISREAD = re.compile(r"%[0-9A-Fa-f]{2}|[\[\]\\^|]|[\x00-\x1f]")
@@ -74,7 +74,7 @@ class Folder:
     """The table's folder, local or in an object store; paths are relative to it."""
 
     def __init__(self, uri: str, options: Mapping[str, str]) -> None:
-        self.local = _local(uri)
+        self.local = local_folder(uri)
         """None in an object store."""
         self.uri = str(self.local) if self.local is not None else uri.replace("s3a://", "s3://", 1).rstrip("/")
         """As the library takes it."""
@@ -235,12 +235,6 @@ def _synced(path: Path) -> bool:
     except FileNotFoundError:  # a VACUUM, or the log's own cleanup
         return False
     return True
-
-
-def _local(uri: str) -> Path | None:
-    if uri.startswith("file:"):
-        return Path(unquote(urlsplit(uri).path)).absolute()
-    return None if "://" in uri else Path(uri).absolute()
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from importlib import import_module
@@ -15,9 +16,12 @@ from fencepost.connectors.lake.source import Newest, Reading, Start
 from fencepost.connectors.lake.table import LakeTable
 from fencepost.connectors.table.sink import TableMode
 from fencepost.contract import Source, names_of
-from fencepost.errors import require
+from fencepost.errors import BadConfig, require
 
 __all__ = ["Delta"]
+WITH_PASSWORD = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/@]*:[^/@]*@")
+NOT_A_URL = re.compile(r"(?!file:)[A-Za-z][A-Za-z0-9+.-]+:/(?!/)")
+"""As in `dbfs:/table`: taken for a path, it would become a folder below the one that the job was started in."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,7 @@ class Delta(LakeSink, Source):
     """If an epoch has several rows with the same key, the one with the greatest value of this column, or of these,
     stays. Needed unless the plan aggregates by the key: `fencepost.contract.Keyed`."""
     unique_key: bool = False
-    """No two rows have the same key, so no order is needed. Nothing checks this."""
+    """No two rows of an epoch have the same key, so no order is needed. An epoch in which two have is refused."""
     deletes: str | None = None
     """A boolean column, which is not written: a row in which it is true removes the row with its key. See
     docs/DATABASES.md, "Rows that leave the result"."""
@@ -81,13 +85,26 @@ class Delta(LakeSink, Source):
     """By default `delta:<folder>`."""
 
     def __post_init__(self) -> None:
+        self._check_types("Delta", path=(str, os.PathLike), storage_options=(Mapping,))
         object.__setattr__(self, "table", os.fspath(self.path))
         credential.hide(self, "storage_options")
         folder = self.table.rstrip("/").rpartition("/")[2]
+        if WITH_PASSWORD.match(self.table):
+            object.__setattr__(self, "table", "")  # nothing that shows the sink may show it
+            raise BadConfig(
+                "bad_sink",
+                "Delta: the location has a password in it, which would be shown wherever the table is named.",
+                next="Give credentials as storage_options, by reference: 'env:NAME' or 'file:/path'.",
+            ).at(sink=self.name or "delta")
         self._check(
             "Delta",
             f"delta:{folder}",
             (not self.table, "path is empty", "Give the path or URL of the table's folder"),
+            (
+                NOT_A_URL.match(self.table),
+                f"{self.table!r} is neither a path nor a URL, which has two slashes (s3://bucket/table)",
+                "Write the URL in full, or ./ before the name of a local folder",
+            ),
             (self.target_file_bytes < 1, "target_file_bytes must be at least 1", "Use the default"),
         )
 

@@ -23,7 +23,7 @@ from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 
@@ -90,7 +90,15 @@ def storage_of(options: Mapping[str, str]) -> dict[str, str]:
 def located(path: str | os.PathLike[str]) -> str:
     """The table's folder, wherever a process runs: a URL, or a whole path."""
     text = os.fspath(path)
-    return text if "://" in text else str(Path(text).absolute())
+    found = local_folder(text)
+    return text if found is None else str(found)
+
+
+def local_folder(uri: str) -> Path | None:
+    """The whole path of a folder on this machine; None for one in a store."""
+    if uri.startswith("file:"):
+        return Path(unquote(urlsplit(uri).path)).absolute()
+    return None if "://" in uri else Path(uri).absolute()
 
 
 class DeltaHistory(History):

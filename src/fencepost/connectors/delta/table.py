@@ -74,6 +74,8 @@ NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_log
 """The library calls a commit failed if the checkpoint of the log behind it fails, so we make that ourselves."""
 INVALID = "Invalid data found"
 """What the library says of rows that it checks itself; then it shows them."""
+UNKNOWN_SCHEME = "Unknown scheme"
+"""What the library says of a location that it has no client for; its error is "not found" all the same."""
 ROWS, TABLE = "fencepost_rows", "fencepost_table"
 """In a merge."""
 
@@ -166,7 +168,10 @@ class DeltaLakeTable(LakeTable):
         try:
             with _asking():
                 return DeltaTable(self._folder.uri, storage_options=self._options)
-        except TableNotFoundError:
+        except TableNotFoundError as error:
+            if UNKNOWN_SCHEME in str(error):
+                scheme = self._folder.uri.partition("://")[0]
+                raise Denied(f"the library does not know locations that begin with {scheme}://") from None
             self._check_absent()
             return None
         except Denied:

@@ -50,7 +50,7 @@ class Iceberg(LakeSink, Source):
     """If an epoch has several rows with the same key, the one with the greatest value of this column, or of these,
     stays. Needed unless the plan aggregates by the key: `fencepost.contract.Keyed`."""
     unique_key: bool = False
-    """No two rows have the same key, so no order is needed. Nothing checks this."""
+    """No two rows of an epoch have the same key, so no order is needed. An epoch in which two have is refused."""
     deletes: str | None = None
     """A boolean column, which is not written: a row in which it is true removes the row with its key. See
     docs/DATABASES.md, "Rows that leave the result"."""
@@ -82,6 +82,7 @@ class Iceberg(LakeSink, Source):
     """By default `iceberg:<table>`."""
 
     def __post_init__(self) -> None:
+        self._check_types("Iceberg", table=(str,), catalog=(str, Mapping))
         if not isinstance(self.catalog, str):
             credential.hide(self, "catalog")
         self._check(

@@ -243,9 +243,20 @@ class IcebergLakeTable(LakeTable):
     # Rows.
 
     def check_rows(self, rows: Rows) -> None:
-        """`write` does the same, in one pass with the writing."""
-        for _ in self._checked(rows):
-            pass
+        """`write` does the same, in one pass with the writing. Rows may have columns that `extend` is going to add."""
+        schema = self._extended(rows.schema).table_metadata.schema()
+        for batch in rows.batches():
+            columns.refuse_nulls(columns.fitted(batch, schema), schema)
+
+    def _extended(self, found: pa.Schema) -> Staged:
+        """A transaction in which the table has all columns of the rows."""
+        if problems := self.misfits(found, may_add=True):
+            raise RowsRefused(f"the rows do not fit: {'; '.join(problems)}")
+        staged = Staged(self._now)
+        with explained(), staged.update_schema() as update:
+            for name in self.new_columns(found):
+                update.add_column((name,), columns.declared(found.field(name).type))
+        return staged
 
     def _checked(self, rows: Rows) -> Iterator[pa.RecordBatch]:
         schema = self._now.schema()
@@ -336,13 +347,7 @@ class IcebergLakeTable(LakeTable):
         self._commit(staged, job, sink, mark)
 
     def extend(self, rows: Rows, job: str, sink: str, mark: Mark | None) -> None:
-        if problems := self.misfits(rows.schema, may_add=True):
-            raise RowsRefused(f"the rows do not fit: {'; '.join(problems)}")
-        with explained():
-            staged = Staged(self._now)
-            with staged.update_schema() as update:
-                for name in self.new_columns(rows.schema):
-                    update.add_column((name,), columns.declared(rows.schema.field(name).type))
+        staged = self._extended(rows.schema)
         schema = staged.table_metadata.schema()
         batches = (columns.fitted(batch, schema) for batch in rows.batches())
         wrote = self._files(Layout(staged.table_metadata, self._target_bytes), batches, _of_commit())

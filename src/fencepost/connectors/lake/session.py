@@ -37,7 +37,7 @@ from fencepost.connectors.table.database import (
     Silent,
     refuse_null_keys,
 )
-from fencepost.connectors.table.deletion import is_deleted, newest, without
+from fencepost.connectors.table.deletion import is_deleted, nested_in, newest, without
 from fencepost.connectors.table.mark import Mark, MarkChecks, ids_of, judged
 from fencepost.connectors.table.sink import columns_to_write, key_of, upserts
 from fencepost.connectors.table.values import as_grouped
@@ -57,7 +57,7 @@ from fencepost.contract import (
     refused_one_by_one,
     unheard,
 )
-from fencepost.errors import FencepostError, OperatorNeeded, TargetRefused
+from fencepost.errors import BadConfig, FencepostError, OperatorNeeded, TargetRefused
 from fencepost.protocol.effects import Outcome
 from fencepost.protocol.records import Epoch, Handle, Kept, WriterNumber
 from fencepost.store.staging import Rows
@@ -116,7 +116,7 @@ class LakeSession(Session, MarkChecks):
 
     def preflight(self, schema: pa.Schema, mode: OutputMode) -> str:
         """Check the table, create it if it is missing, return its id."""
-        schema = columns_to_write(self.settings, schema, mode, self.job)
+        schema = self._columns(schema, mode)
         with self._usable():
             if not self.table.load():
                 self._check_may_make(schema)
@@ -132,7 +132,7 @@ class LakeSession(Session, MarkChecks):
 
     def rehearse(self, schema: pa.Schema, mode: OutputMode) -> Rehearsal:
         """The same checks, without creating anything."""
-        schema = columns_to_write(self.settings, schema, mode, self.job)
+        schema = self._columns(schema, mode)
         with self._usable():
             self._schema = schema
             if not self.table.load():
@@ -140,6 +140,17 @@ class LakeSession(Session, MarkChecks):
                 return Rehearsal("", (f"{self.table.product} table {self.settings.table}",))
             self._check_fits(schema)
         return Rehearsal(self.table.id)
+
+    def _columns(self, schema: pa.Schema, mode: OutputMode) -> pa.Schema:
+        """Those that are written. A nested key would fail in the merge, which is after the decision."""
+        nested = nested_in(schema, set(key_of(self.settings)) & set(schema.names)) if upserts(self.settings) else None
+        if nested is not None:
+            raise BadConfig(
+                "key_type",
+                f"Key column {nested!r} has type {schema.field(nested).type}, by which rows cannot be merged.",
+                next="Use columns of a simple type as the key: text, numbers, dates, times.",
+            ).at(job=self.job, sink=self.sink)
+        return columns_to_write(self.settings, schema, mode, self.job)
 
     def territory(self) -> Territory:
         """The table, and with a key the other columns."""
@@ -155,7 +166,10 @@ class LakeSession(Session, MarkChecks):
             raise self._refused("target_missing", what, "Create it, or set create=True.")
         if problems := self.table.uncreatable(schema):
             what = f"{self.target} cannot be created for this DataFrame: {'; '.join(problems)}."
-            raise self._refused("schema_does_not_fit", what, "Change the DataFrame's columns (select, cast, alias).")
+            next_ = (
+                "Change the DataFrame's columns (select, cast, alias), or partition_by= and properties= of the sink."
+            )
+            raise self._refused("schema_does_not_fit", what, next_)
 
     def _check_fits(self, schema: pa.Schema) -> None:
         """Report everything at once: nobody wants to fix a table one error at a time."""
@@ -288,7 +302,9 @@ class LakeSession(Session, MarkChecks):
             lost = {path for handle in handles for path in self.table.lost(files_of(handle))}
             for handle in handles:
                 if "files" not in handle.body:
-                    self._check_rows(self.owner.staging.rows(handle.kept, self.sink))
+                    rows = self.owner.staging.rows(handle.kept, self.sink)
+                    self._check_rows(rows)
+                    self._check_unique(rows)
         self.check_before_vote(found, epoch)
         if setback is not None:
             raise setback.at(epoch=epoch)
@@ -311,6 +327,17 @@ class LakeSession(Session, MarkChecks):
             if deletes is not None:
                 is_deleted(batch, deletes)
         self.table.check_rows(WrittenRows(rows, deletes) if deletes is not None else rows)
+
+    def _check_unique(self, rows: Rows) -> None:
+        """Which of two rows would stay is not defined, and the user said that there are none."""
+        if not self.settings.unique_key:
+            return
+        key = key_of(self.settings)
+        if newest([[as_grouped(batch.column(name)) for name in key] for batch in rows.batches()]) is not None:
+            raise RowsRefused(
+                f"several rows of the epoch have the same key ({', '.join(key)}), although unique_key=True says that "
+                "none do: set order_by= instead, or remove duplicates before"
+            )
 
     def refused(self, epoch: Epoch, batch: pa.RecordBatch) -> dict[int, str]:
         """Check the rows, then halves of what is refused."""
@@ -430,6 +457,7 @@ class LakeSession(Session, MarkChecks):
             return
         if upserts(self.settings):
             self._check_rows(rows)
+            self._check_unique(rows)
             self._merge(rows, names_of(self.settings.order_by), self.settings.deletes, mark)
         elif not self._publishes(rows):
             self.table.check_rows(rows)

@@ -12,6 +12,7 @@ from fencepost import credential
 from fencepost.connectors.lake.table import LakeTable
 from fencepost.connectors.table.sink import TableSettings, upserts
 from fencepost.contract import Capabilities, Session
+from fencepost.errors import BadConfig
 
 SchemaChange = Literal["strict", "add_columns"]
 FILE_BYTES = 128 << 20
@@ -37,6 +38,7 @@ class LakeSink(TableSettings):
     properties: Mapping[str, str]
     schema: SchemaChange
     keep_rows: bool
+    target_file_bytes: int
 
     @abstractmethod
     def lake_table(self) -> LakeTable:
@@ -60,6 +62,22 @@ class LakeSink(TableSettings):
         # Not an import: a sink is cheap to build, and workers get what it imports.
         opened: Session = import_module("fencepost.connectors.lake.session").LakeSession(self, job)
         return opened
+
+    def _check_types(self, product: str, **wanted: tuple[type, ...]) -> None:
+        """Refuse an argument of another type where it was written, not deep in a library."""
+        wanted |= {"partition_by": (str, Sequence), "properties": (Mapping,), "target_file_bytes": (int,)}
+        problems = [name for name, kinds in wanted.items() if not isinstance(getattr(self, name), kinds)]
+        for name in wanted.keys() - set(problems):
+            value = getattr(self, name)
+            parts: list[object] = [*value, *value.values()] if isinstance(value, Mapping) else []
+            parts += value if isinstance(value, Sequence) else []
+            problems += [name] * any(not isinstance(part, str) for part in parts)
+        if problems:
+            what = f"{product}: {', '.join(sorted(problems))} must hold texts, or is not of a type that it can have."
+            next_ = (
+                "Names and locations are texts, options are mappings of texts, target_file_bytes is a number of bytes."
+            )
+            raise BadConfig("bad_sink", what, next=next_).at(sink=self.name or product.lower())
 
     def _check(self, product: str, name: str, *problems: tuple[object, str, str]) -> None:
         super()._check(
