@@ -106,8 +106,22 @@ class Scene:
         wanted = exactly.expected(list(self.numbers))
         return {place: exactly.compare(wanted, exactly.seen(place)) for place in self.places()}
 
+    def torn(self) -> dict[str, list[int]]:
+        """Tables whose versions are not the epochs, each whole and once: how many rows each version has."""
+        wanted = exactly.expected(list(self.numbers))
+        ends = range(PER_EPOCH, len(wanted) + PER_EPOCH, PER_EPOCH)
+        epochs = [wanted[:end] for end in ends]
+        found = {place: exactly.versions(place) for place in self.places()}
+        return {
+            place: [len(rows) for rows in versions]
+            for place, versions in found.items()
+            if versions is not None and versions != epochs
+        }
+
     def is_exact(self) -> bool:
         """Every record once in every target. A broker says that it committed before its readers see all of it."""
+        if self.torn():
+            return False
         until = time.monotonic() + exactly.MARKERS_S
         while wrong := {place: found for place, found in self.verdict().items() if any(found.values())}:
             is_late = all(place.startswith("kafka:") and found["lost"] for place, found in wrong.items())

@@ -14,6 +14,7 @@ import os
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 import pyarrow as pa
@@ -29,6 +30,7 @@ from fencepost.store import LocalStore
 from fencepost.store.staging import TAG
 
 SCHEMA = pa.schema([("id", pa.int64()), ("value", pa.int64()), ("sum", pa.int64())])
+Row = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ class StandIn:
                 store=LocalStore(self.checkpoint),
                 sinks=self.sinks,
                 schemas=dict.fromkeys(self.sinks, SCHEMA),
-                modes=dict.fromkeys(self.sinks, "append"),
+                modes={name: "complete" if self._is_whole(name) else "append" for name in self.sinks},
                 keep=self.keep,
                 observer=self.observer,
                 tolerance=Tolerance(self.bears),
@@ -83,12 +85,13 @@ class StandIn:
         for index in range(start, end):
             total += self.numbers[index]
             rows.append((index, self.numbers[index], total))
+        whole = list(zip(range(end), self.numbers[:end], accumulate(self.numbers[:end]), strict=True))
         attempt = uuid.uuid4().hex
         # Durable before the decision that names it, as our `file:` class makes Spark's.
         LocalStore(self.checkpoint).create(f"state/0/0/{epoch + 1}_{attempt}.changelog", str(total).encode())
         snapshot = f"v2\n{json.dumps({'nextBatchWatermarkMs': 0, 'stateUniqueIds': {'0': [[attempt]]}})}"
         faults.reach("engine.planned")
-        driver.run_epoch(epoch, driver.stage(epoch, self._table(rows)), lambda: snapshot)
+        driver.run_epoch(epoch, driver.stage(epoch, self._table(rows, whole)), lambda: snapshot)
         faults.reach("engine.returned")
         self._log("commits", epoch, snapshot)
         faults.reach("engine.completed")
@@ -124,16 +127,23 @@ class StandIn:
         faults.reach(f"engine.{log}.before_rename")
         temp.rename(folder / str(epoch))
 
-    def _table(self, rows: list[tuple[int, int, int]]) -> pa.Table:
-        columns = [list(column) for column in zip(*rows, strict=True)] or [[], [], []]
-        table = pa.table(columns, schema=SCHEMA)
-        if len(self.sinks) == 1:
-            return table
+    def _is_whole(self, name: str) -> bool:
+        """Output mode complete: does the sink get the whole result in every epoch?"""
+        return "complete" in self.sinks[name].capabilities.modes
+
+    def _table(self, rows: list[Row], whole: list[Row]) -> pa.Table:
+        tables = {name: _table_of(whole if self._is_whole(name) else rows) for name in self.sinks}
+        if len(tables) == 1:
+            return next(iter(tables.values()))
         # Several branches: every sink gets every row, tagged as `spark/branches.py` does.
         tagged = []
-        structs = pa.array(table.to_pylist(), pa.struct(list(SCHEMA)))
-        nothing = pa.nulls(len(structs), structs.type)
-        for index, name in enumerate(self.sinks, start=1):
+        for index, (name, table) in enumerate(tables.items(), start=1):
+            structs = pa.array(table.to_pylist(), pa.struct(list(SCHEMA)))
+            nothing = pa.nulls(len(structs), structs.type)
             branches = {other: structs if other == name else nothing for other in self.sinks}
             tagged.append(pa.table({TAG: pa.array([index] * len(structs), pa.int32()), **branches}))
         return pa.concat_tables(tagged)
+
+
+def _table_of(rows: list[Row]) -> pa.Table:
+    return pa.table([list(column) for column in zip(*rows, strict=True)] or [[], [], []], schema=SCHEMA)

@@ -189,6 +189,33 @@ def iceberg_place(folder: Path, table: str) -> str:
     return "iceberg:" + json.dumps({"catalog": catalog_of(folder), "table": table})
 
 
+def delta_wider(folder: Path) -> Delta:
+    """A table that has no sums until the first epoch adds the column."""
+    from deltalake import DeltaTable, Field, Schema  # noqa: PLC0415 - only where there is such a table
+    from deltalake.schema import PrimitiveType  # noqa: PLC0415 - as above
+
+    fields = [Field(name, PrimitiveType("long")) for name in ("id", "value")]
+    once(folder, "wider", lambda: DeltaTable.create(str(folder / "wider"), Schema(fields)))
+    return Delta(folder / "wider", schema="add_columns", name="delta_wider")
+
+
+def iceberg_wider(folder: Path) -> Iceberg:
+    """The same."""
+    from pyiceberg.catalog import load_catalog  # noqa: PLC0415 - only where there is such a table
+    from pyiceberg.schema import Schema  # noqa: PLC0415 - as above
+    from pyiceberg.types import LongType, NestedField  # noqa: PLC0415 - as above
+
+    def make() -> None:
+        catalog = load_catalog("default", **catalog_of(folder))
+        catalog.create_namespace_if_not_exists("proof")
+        fields = [NestedField(n, name, LongType(), required=False) for n, name in enumerate(("id", "value"), 1)]
+        catalog.create_table("proof.wider", Schema(*fields), properties={"format-version": "2"})
+        catalog.close()
+
+    once(folder, "wider", make)
+    return Iceberg("proof.wider", catalog=catalog_of(folder), schema="add_columns", name="iceberg_wider")
+
+
 def kafka(folder: Path, name: str, **settings: Any) -> Kafka:
     """A topic of the folder's own, on the broker that the environment names."""
     return Kafka(topic_of(folder, name), servers=os.environ[BROKER], key="id", name=name, **settings)
@@ -223,6 +250,14 @@ TARGETS: Mapping[str, Target] = {
         lambda folder: Delta(folder / "keyed", key="id", unique_key=True, name="delta_keyed"),
         lambda folder: f"delta:{folder / 'keyed'}",
     ),
+    "delta_whole": Target(
+        lambda folder: Delta(folder / "whole", mode="replace", name="delta_whole"),
+        lambda folder: f"delta:{folder / 'whole'}",
+    ),
+    "delta_wider": Target(
+        delta_wider,
+        lambda folder: f"delta:{folder / 'wider'}",
+    ),
     "iceberg": Target(
         lambda folder: Iceberg("proof.sums", catalog=catalog_of(folder), partition_by="bucket(4, id)", name="iceberg"),
         lambda folder: iceberg_place(folder, "proof.sums"),
@@ -232,6 +267,14 @@ TARGETS: Mapping[str, Target] = {
             "proof.keyed", catalog=catalog_of(folder), key="id", unique_key=True, name="iceberg_keyed"
         ),
         lambda folder: iceberg_place(folder, "proof.keyed"),
+    ),
+    "iceberg_whole": Target(
+        lambda folder: Iceberg("proof.whole", catalog=catalog_of(folder), mode="replace", name="iceberg_whole"),
+        lambda folder: iceberg_place(folder, "proof.whole"),
+    ),
+    "iceberg_wider": Target(
+        iceberg_wider,
+        lambda folder: iceberg_place(folder, "proof.wider"),
     ),
     "files": Target(
         lambda folder: Files(str(folder / "files"), format="json", name="files"),

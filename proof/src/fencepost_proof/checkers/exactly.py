@@ -13,7 +13,7 @@ import sqlite3
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,9 @@ Row = tuple[int, ...]
 Reader = Callable[[str, str], list[Any]]
 MARKERS_S = 10.0
 """A broker answers a commit before its markers are in the partitions: on a busy machine the rows come seconds later."""
-READERS: dict[str, Reader] = runpy.run_path(str(Path(__file__).with_name("readers.py")))["READERS"]
+_OF_TABLES = runpy.run_path(str(Path(__file__).with_name("readers.py")))
+READERS: dict[str, Reader] = _OF_TABLES["READERS"]
+VERSIONS: dict[str, Callable[[str, str], Iterator[list[Row]]]] = _OF_TABLES["VERSIONS"]
 
 
 def expected(numbers: list[int]) -> list[Row]:
@@ -50,6 +52,15 @@ def seen(place: str) -> list[Row]:
     files = sorted(Path(where).glob("*.json")) if kind == "files" else _in_manifests(Path(where))
     rows = [json.loads(line) for file in files for line in file.read_text().splitlines()]
     return [(row["id"], row["value"], row["sum"]) for row in rows]
+
+
+def versions(place: str) -> list[list[Row]] | None:
+    """What the place held after each commit that changed it, sorted; None if nobody can go back there."""
+    kind, _, where = place.partition(":")
+    if kind not in VERSIONS:
+        return None
+    found = [sorted(rows) for rows in VERSIONS[kind](where, "id, value, sum")]
+    return found[1:] if found and not found[0] else found  # Delta's first version only makes the table
 
 
 def _in_server(kind: str, where: str) -> list[Row]:

@@ -10,7 +10,7 @@ import json
 import os
 import socket
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -60,9 +60,18 @@ def in_duckdb(where: str, columns: str) -> list[Row]:
 
 def in_delta(where: str, columns: str) -> list[Row]:
     """By the table's log, read as JSON from its first version on, and the Parquet files that are left in it."""
-    import pyarrow.parquet as pq  # noqa: PLC0415 - only where there is a table
+    *_, newest = [({}, {}), *_delta_versions(Path(where))]
+    return _in_files(Path(where), *newest, columns.split(", "))
 
-    folder = Path(where)
+
+def versions_in_delta(where: str, columns: str) -> Iterator[list[Row]]:
+    """The rows of every version, the first one first."""
+    for files, kinds in _delta_versions(Path(where)):
+        yield _in_files(Path(where), files, kinds, columns.split(", "))
+
+
+def _delta_versions(folder: Path) -> Iterator[tuple[dict[str, dict[str, str]], dict[str, Any]]]:
+    """Of each version: its files with the partition of each, and the types of its columns."""
     files: dict[str, dict[str, str]] = {}
     kinds: dict[str, Any] = {}
     for version in sorted((folder / "_delta_log").glob("[0-9]*.json")):
@@ -74,28 +83,50 @@ def in_delta(where: str, columns: str) -> list[Row]:
                 files[action["path"]] = action["partitionValues"]
             elif kind == "remove":
                 del files[action["path"]]
+        yield dict(files), kinds
+
+
+def _in_files(folder: Path, files: dict[str, dict[str, str]], kinds: dict[str, Any], names: list[str]) -> list[Row]:
+    """A column that a file does not have is NULL."""
+    import pyarrow.parquet as pq  # noqa: PLC0415 - only where there is a table
+
     rows: list[Row] = []
     for path, partition in files.items():
         table = pq.ParquetFile(folder / unquote(path)).read()
-        found = {name: table.column(name).to_pylist() for name in table.column_names}
+        found: dict[str, list[Any]] = dict.fromkeys(names, [None] * table.num_rows)
+        found |= {name: table.column(name).to_pylist() for name in table.column_names}
         for name, text in partition.items():
             found[name] = [int(text) if kinds[name] in {"long", "integer"} else text] * table.num_rows
-        rows += zip(*(found[name] for name in columns.split(", ")), strict=True)
+        rows += zip(*(found[name] for name in names), strict=True)
     return rows
 
 
 def in_iceberg(where: str, columns: str) -> list[Row]:
     """By pyiceberg's own scan, which shares with the sink only how metadata is read."""
+    table = _iceberg_table(where)
+    return [] if table is None else _scanned(table, columns.split(", "))
+
+
+def versions_in_iceberg(where: str, columns: str) -> Iterator[list[Row]]:
+    """The rows of every snapshot, the first one first."""
+    table = _iceberg_table(where)
+    for snapshot in table.metadata.snapshots if table is not None else ():
+        yield _scanned(table, columns.split(", "), snapshot.snapshot_id)
+
+
+def _iceberg_table(where: str) -> Any:
     from pyiceberg.catalog import load_catalog  # noqa: PLC0415 - only where there is a table
     from pyiceberg.exceptions import NoSuchTableError  # noqa: PLC0415 - as above
 
     told = json.loads(where)
     try:
-        table = load_catalog(**{"name": "default", **told["catalog"]}).load_table(told["table"])
+        return load_catalog(**{"name": "default", **told["catalog"]}).load_table(told["table"])
     except NoSuchTableError:
-        return []
-    names = columns.split(", ")
-    found = table.scan(selected_fields=tuple(names)).to_arrow()
+        return None
+
+
+def _scanned(table: Any, names: list[str], snapshot: int | None = None) -> list[Row]:
+    found = table.scan(selected_fields=tuple(names), snapshot_id=snapshot).to_arrow()
     return list(zip(*(found.column(name).to_pylist() for name in names), strict=True))
 
 
@@ -142,3 +173,8 @@ READERS: dict[str, Callable[[str, str], list[Row]]] = {
     "redis": in_redis,
     "cassandra": in_cassandra,
 }
+VERSIONS: dict[str, Callable[[str, str], Iterator[list[Row]]]] = {
+    "delta": versions_in_delta,
+    "iceberg": versions_in_iceberg,
+}
+"""Tables that can be read as they were after each commit."""

@@ -135,6 +135,28 @@ S3A = JarSet(
 """`s3a://` for `spark.jars`. Without netty, commons-codec and commons-logging, which pyspark has in other versions."""
 
 
+DELTA_CLIENT = JarSet(
+    "delta-client",
+    (
+        "io.delta:delta-spark_4.2_2.13:4.4.0",
+        *(f"io.delta:delta-{name}:4.4.0" for name in ("storage", "kernel-api", "kernel-defaults")),
+        "io.delta:delta-kernel-unitycatalog:4.4.0",
+        *(f"io.unitycatalog:unitycatalog-{name}:0.6.0" for name in ("client", "hadoop")),
+    ),
+    digest="4c5343f8aa342fc87515baa1d176e550cf9d70116d2d86cfbfccfae476813619",
+    transitive=False,
+)
+"""Delta's own package for Spark 4.2, as a client of tables that we wrote; the rest that it needs is in pyspark."""
+
+ICEBERG_CLIENT = JarSet(
+    "iceberg-client",
+    ("org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0", "org.xerial:sqlite-jdbc:3.50.3.0"),
+    digest="f2d7bc3f54dc9ff9c7d931840b31c73873b74355d75b351f83f0432ce3e81778",
+    transitive=False,
+)
+"""Iceberg's own runtime for Spark 4.1, and what opens an SQLite catalog there."""
+
+
 def fetch(jars: JarSet) -> list[Path]:
     """The set's files, downloaded if they are not here yet. Two processes at once: both load, the first one wins."""
     if not is_here(jars):

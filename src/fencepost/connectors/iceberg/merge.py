@@ -55,7 +55,7 @@ _ORDERED = (IntegerType, LongType, DateType, TimestampType, TimestamptzType, Dec
 
 class Overwrite(_OverwriteFiles):
     """Looks for the files to remove in every manifest. The library looks only where their partitions can be, by an
-    expression that has no NaN, and for a table without partitions finds nowhere.
+    expression that cannot hold NaN: it fails on a table that is partitioned by a number in which there is one.
     """
 
     def _build_delete_files_partition_predicate(self) -> None:
