@@ -170,10 +170,10 @@ class Inside:
         return found[0]
 
 
-def look(path: str | Place) -> Inside:
-    """What a checkpoint holds now."""
+def look(path: str | Place, state: State | None = None) -> Inside:
+    """What a checkpoint holds now; passing `state` avoids reading the ledger again."""
     root = place(path).absolute()
-    ledger = read(root)
+    ledger = state or read(root)
     log = SparkLog(store_at(root))
     complete = set(log.names("commits")) & set(log.names("offsets"))
     if ledger.lineage.guarantee == "exactly_once":

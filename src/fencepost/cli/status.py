@@ -7,18 +7,18 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
-from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import click
 
 from fencepost.cli.lookup import JOB, told
-from fencepost.errors import LATER, CheckpointRefused, Exit, FencepostError
+from fencepost.errors import CheckpointRefused, Exit, FencepostError
 from fencepost.observe import registry
 from fencepost.observe.health import Condition, Health, instant, look
 from fencepost.observe.heartbeat import exists
 from fencepost.observe.registry import Noted
+from fencepost.observe.wording import WORDS, ago, ago_of, data_of, epoch_of, next_of, plain, since, span
 from fencepost.store import Place, place
 from fencepost.store.retry import at_most
 
@@ -91,25 +91,6 @@ COLOURS: dict[Condition, str] = {
     "dead": "red",
     "unknown": "yellow",
 }
-WORDS: dict[Condition, str] = {
-    "waiting": "waiting to restart",
-    "silent": "no heartbeat",
-    "stopped": "stopped cleanly",
-    "unknown": "not known",
-}
-STEPS = {
-    "begun": "its tasks are running",
-    "opened": "its rows are with the driver",
-    "pre_committed": "pre-committed, not decided",
-    "voted": "voted, not decided",
-    "decided": "decided, being committed",
-    "committed": "decided, being committed",
-}
-SAFE = {
-    "exactly_once": LATER,
-    "at_least_once": "Nothing is lost; rows of the last epoch may be duplicated.",
-    "at_most_once": "Nothing is duplicated; rows of the last epoch may be lost.",
-}
 
 
 def print_one(health: Health) -> None:
@@ -117,7 +98,7 @@ def print_one(health: Health) -> None:
     lines = list(_lines(health))
     head = WORDS.get(health.condition, health.condition)
     if not sys.stdout.isatty():
-        click.echo(f"{health.job}: {head}{_since(health)}")
+        click.echo(f"{health.job}: {head}{since(health)}")
         for label, text in lines:
             click.echo(f"  {label + ':':<12} {text}")
         return
@@ -135,7 +116,7 @@ def print_one(health: Health) -> None:
         table.add_row(
             label, Text(text, style={"failure": "yellow" if health.is_over else "red", "next": "bold"}.get(label, ""))
         )
-    title = Text.assemble((health.job, "bold"), "  ", ("● " + head, colour), (_since(health), "dim"))
+    title = Text.assemble((health.job, "bold"), "  ", ("● " + head, colour), (since(health), "dim"))
     Console(highlight=False).print(Panel(table, title=title, title_align="left", border_style=colour, expand=False))
 
 
@@ -159,55 +140,16 @@ def print_all(found: list[Health]) -> None:
     Console(highlight=False).print(table)
 
 
-def plain(health: Health) -> dict[str, Any]:
-    failure, flight = health.failure, health.flight
-    return {
-        "job": health.job,
-        "checkpoint": health.checkpoint,
-        "condition": health.condition,
-        "since": instant(health.since),
-        "until": instant(health.until),
-        "needs_a_person": health.needs_a_person,
-        "writer": health.writer,
-        "pid": health.pid,
-        "host": health.host,
-        "supervisor": health.supervisor,
-        "standby": None if health.standby is None else {"pid": health.standby, "warm": health.standby_is_warm},
-        "guarantee": health.guarantee,
-        "generation": health.generation,
-        "epoch": health.epoch,
-        "epoch_at": instant(health.epoch_at),
-        "in_flight": flight
-        and {"epoch": flight.epoch, "step": flight.step, "since": instant(flight.since), "in_doubt": flight.doubt},
-        "epochs_per_minute": health.per_minute and round(health.per_minute, 2),
-        "median_epoch_s": health.median_s and round(health.median_s, 4),
-        "rest_s": health.rest_s,
-        "watermark": instant(health.watermark),
-        "watermark_sources": [
-            {"source": one.what, "epoch": one.epoch, "at": instant(one.at), "behind": one.is_behind}
-            for one in health.feeds
-        ],
-        "restarts": health.restarts,
-        "restarts_since": instant(health.known_since),
-        "last_failure": failure and {**failure.plain, "over": health.is_over},
-        "damage": health.damage
-        and {"code": health.damage.code, "what": health.damage.what, "next": f"fencepost doctor {health.checkpoint}"},
-        "data": _data(health),
-        "next": _next(health),
-        "notes": list(health.notes),
-    }
-
-
 def _lines(health: Health) -> Iterator[tuple[str, str]]:
     if health.pid is not None:
         yield ("last driver" if health.condition in ("waiting", "dead") else "driver"), _driver(health)
     if health.standby is not None:
         yield "standby", f"process {health.standby}, {'warm' if health.standby_is_warm else 'not warm yet'}"
-    yield "epoch", _epoch(health)
+    yield "epoch", epoch_of(health)
     if health.median_s is not None:
         pace = "" if health.per_minute is None else f"{health.per_minute:.3g} epochs a minute, "
-        rest = "" if health.rest_s is None else f", then a rest of {_span(health.rest_s)}"
-        yield "pace", f"{pace}median {_span(health.median_s)} from its rows to their commit{rest}"
+        rest = "" if health.rest_s is None else f", then a rest of {span(health.rest_s)}"
+        yield "pace", f"{pace}median {span(health.median_s)} from its rows to their commit{rest}"
     if health.guarantee:
         again = "" if health.generation == 0 else f", started over {health.generation} ×"
         yield "guarantee", health.guarantee.replace("_", " ") + again
@@ -215,7 +157,7 @@ def _lines(health: Health) -> Iterator[tuple[str, str]]:
         yield "watermark", instant(health.watermark) or "has not moved yet"
     for feed in health.feeds:
         if feed.is_behind:
-            quiet = "no record yet" if feed.at is None else f"no new records for {_span(time.time() - feed.at)}"
+            quiet = "no record yet" if feed.at is None else f"no new records for {span(time.time() - feed.at)}"
             yield "waits for", f"{feed.what}: {quiet}"
     yield from _troubles(health)
     yield "checkpoint", health.checkpoint
@@ -225,15 +167,15 @@ def _lines(health: Health) -> Iterator[tuple[str, str]]:
 
 def _troubles(health: Health) -> Iterator[tuple[str, str]]:
     if health.restarts:
-        yield "restarts", f"{health.restarts}, counted from {_ago(health.known_since)}"
+        yield "restarts", f"{health.restarts}, counted from {ago(health.known_since)}"
     if health.failure is not None:
         over = "; epochs were completed since" if health.is_over else ""
-        yield "failure", f"[{health.failure.code}] {health.failure.what or ''} ({_at(health.failure.at)}{over})"
+        yield "failure", f"[{health.failure.code}] {health.failure.what or ''} ({ago_of(health.failure.at)}{over})"
     if health.damage is not None:
         yield "damage", f"[{health.damage.code}] {health.damage.what}"
-    if (data := _data(health)) is not None:
+    if (data := data_of(health)) is not None:
         yield "data", data
-    if (todo := _next(health)) is not None:
+    if (todo := next_of(health)) is not None:
         yield "next", todo
 
 
@@ -246,81 +188,9 @@ def _driver(health: Health) -> str:
     return f"process {health.pid} on {health.host or 'an unknown host'}{of}{by}"
 
 
-def _epoch(health: Health) -> str:
-    done = "none is complete yet" if health.epoch is None else f"{health.epoch} complete {_ago(health.epoch_at)}"
-    if health.flight is None:
-        return done
-    doubt = f"; in doubt: sink {health.flight.doubt} did not say whether it holds it" if health.flight.doubt else ""
-    return f"{done}; {health.flight.epoch}: {STEPS[health.flight.step]} ({_ago(health.flight.since)}){doubt}"
-
-
-def _data(health: Health) -> str | None:
-    """Is it safe? Asked when something is wrong."""
-    if health.damage is not None:
-        return health.damage.safe
-    if health.condition == "failed" and health.failure is not None:
-        return health.failure.safe
-    if health.is_well and not (health.flight and health.flight.doubt):
-        return None
-    return SAFE.get(health.guarantee or "")
-
-
-def _next(health: Health) -> str | None:
-    """What to do, if there is anything to do."""
-    if health.damage is not None:
-        return f"fencepost doctor {health.checkpoint}"
-    if health.condition == "failed" and health.failure is not None and health.failure.next:
-        return health.failure.next
-    start = f"fencepost run {_file(health)}"
-    todo: dict[Condition, str] = {
-        "failed": f"Start it again: {start}",
-        "dead": f"Start it again: {start} (recovery finishes what is decided)",
-        "silent": f"A supervisor kills and restarts it; without one, end process {health.pid}, then {start}",
-        "stopped": f"To continue: {start}",
-        "unknown": f"Check on {health.host or 'its host'} whether process {health.pid} is running the job.",
-    }
-    return todo.get(health.condition)
-
-
-def _file(health: Health) -> str:
-    there = registry.whole(health.checkpoint)
-    return next((n.script for n in registry.everything() if n.checkpoint == there and n.script), "FILE")
-
-
 def _row(health: Health) -> tuple[str, ...]:
     word = "damaged" if health.damage is not None else WORDS.get(health.condition, health.condition)
-    epoch = "" if health.epoch is None else f"{health.epoch}, {_ago(health.epoch_at)}"
+    epoch = "" if health.epoch is None else f"{health.epoch}, {ago(health.epoch_at)}"
     pace = "" if health.per_minute is None else f"{health.per_minute:.3g}/min"
     failed = "" if health.failure is None else f"{health.failure.code}{', over' if health.is_over else ''}"
-    return health.job, word + _since(health), epoch, pace, failed, health.checkpoint
-
-
-def _since(health: Health) -> str:
-    if health.condition == "waiting" and health.until is not None:
-        return f", for {_span(max(0.0, health.until - time.time()))} more"
-    if health.since is None:
-        return ""
-    span = _span(time.time() - health.since)
-    return f" for {span}" if health.condition in ("running", "starting", "silent") else f", {span} ago"
-
-
-def _at(text: str) -> str:
-    return _ago(datetime.fromisoformat(text).timestamp())
-
-
-def _ago(at: float | None) -> str:
-    return "at an unknown time" if at is None else f"{_span(time.time() - at)} ago"
-
-
-def _span(seconds: float) -> str:
-    """In one unit, as people say it."""
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return (
-        f"{seconds:.0f} s"
-        if seconds >= 10
-        else f"{max(0.0, seconds):.1f} s"
-        if seconds >= 1
-        else f"{max(0.0, seconds) * 1000:.0f} ms"
-    )
+    return health.job, word + since(health), epoch, pace, failed, health.checkpoint

@@ -17,12 +17,13 @@ import click
 from fencepost.admin import savepoint as savepoints
 from fencepost.cli.frame import progress
 from fencepost.cli.lookup import JOB, told
-from fencepost.cli.status import WORDS, print_one
+from fencepost.cli.status import print_one
 from fencepost.errors import UNCHANGED, BadConfig, CheckpointRefused, Exit, Where, seconds
 from fencepost.observe import commands, heartbeat, journal
 from fencepost.observe.commands import Wish
 from fencepost.observe.events import DELETING, Kind
 from fencepost.observe.health import Health, look
+from fencepost.observe.wording import WORDS
 from fencepost.store import Place, RemotePath
 
 TICK_S: Final = 0.2

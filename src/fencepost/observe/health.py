@@ -137,9 +137,13 @@ class Health:
 def look(checkpoint: str | os.PathLike[str] | RemotePath) -> Health:
     """The health of this checkpoint's job; raises `CheckpointRefused` if there never was one."""
     root = place(checkpoint).absolute()
-    events = list(journal.read(root))
+    return judge(root, list(journal.read(root)), lambda: ledger.read(root))
+
+
+def judge(root: Place, events: Sequence[Event], read: Callable[[], State]) -> Health:
+    """The same from events that were read before the ledger."""
     beats = heartbeat.beats(root)
-    state, damage = _ledger(root)
+    state, damage = _ledger(root, read)
     if damage is not None and damage.code == "no_ledger" and not events and not beats:
         raise damage
     evidence = _Evidence(root, state, events, beats, (state and state.writer) or journal.newest_writer(root))
@@ -182,9 +186,9 @@ def look(checkpoint: str | os.PathLike[str] | RemotePath) -> Health:
     )
 
 
-def _ledger(root: Place) -> tuple[State | None, CheckpointRefused | None]:
+def _ledger(root: Place, read: Callable[[], State]) -> tuple[State | None, CheckpointRefused | None]:
     try:
-        return ledger.read(root), None
+        return read(), None
     except CheckpointRefused as error:
         if isinstance(error.__cause__, OSError) and isinstance(root, RemotePath):
             raise  # the store did not answer, which does not mean that the ledger is damaged

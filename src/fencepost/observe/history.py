@@ -99,9 +99,9 @@ def read(checkpoint: str | os.PathLike[str] | RemotePath) -> Epochs:
         number, body = written.get(epoch, (None, None))
         offsets = log.read("offsets", Number(epoch)) if body is None else body.offsets
         record = None if number is None else _record(store, state, number)
-        standing = _standing(epoch, body, complete, state)
+        standing = standing_of(epoch, body, complete, state)
         first = epoch == state.lineage.first_epoch and state.lineage.parent is None
-        found.append(_joined(epoch, standing, record, _ranges(before, offsets, first=first), steps[epoch], root))
+        found.append(joined(epoch, standing, record, ranges_of(before, offsets, first=first), steps[epoch], root))
         before = offsets
     return Epochs(job=state.lineage.job, guarantee=state.lineage.guarantee, epochs=tuple(found))
 
@@ -111,7 +111,8 @@ def _is_known(epoch: int, state: State) -> bool:
     return state.lineage.guarantee != "exactly_once" or epoch >= state.next_epoch
 
 
-def _standing(epoch: int, body: Claim | Decision | None, complete: set[int], state: State) -> Standing:
+def standing_of(epoch: int, body: Claim | Decision | None, complete: set[int], state: State) -> Standing:
+    """How far it is, by the ledger and by Spark's log."""
     decided = isinstance(body, Decision)
     if epoch in complete or (decided and epoch <= state.done_through):  # Spark forgets its old entries
         return "complete"
@@ -126,7 +127,7 @@ def _record(store: Store, state: State, number: int) -> Record | None:
         return None
 
 
-def _joined(  # noqa: PLR0917 - the parts of one epoch
+def joined(  # noqa: PLR0917 - the parts of one epoch
     epoch: int,
     standing: Standing,
     record: Record | None,
@@ -134,9 +135,10 @@ def _joined(  # noqa: PLR0917 - the parts of one epoch
     events: list[Event],
     root: Place,
 ) -> Epoch:
+    """One epoch from all that is known about it."""
     body = record.body if record else None
-    opened = [n for n, event in enumerate(events) if event.kind is Kind.OPENED]
-    last = events[opened[-1] :] if opened else []
+    opened = [event for event in events if event.kind is Kind.OPENED]
+    last = last_attempt(events)
     ended = next((event for event in last if event.kind is Kind.COMPLETE), None)
     failure = next((event for event in reversed(events) if event.kind in {Kind.FAILED, Kind.TRIED_AGAIN}), None)
     rows = last[0].rows if last else None
@@ -154,14 +156,21 @@ def _joined(  # noqa: PLR0917 - the parts of one epoch
         },
         rows=rows if rows is not None or not isinstance(body, Decision) else sum(handle.rows for handle in handles),
         ranges=ranges,
-        phases={**_tasks(root, epoch, last if len(opened) == 1 else []), **_phases(last)},
+        phases={**_tasks(root, epoch, last if len(opened) == 1 else []), **phases_of(last)},
         seconds=ended.seconds if ended else None,
         attempts=len(opened) + sum(event.kind is Kind.TRIED_AGAIN for event in events) if opened else None,
         failure=failure,
     )
 
 
-def _phases(events: Iterable[Event]) -> dict[str, float]:
+def last_attempt(events: list[Event]) -> list[Event]:
+    """An epoch's events since its rows last came to the driver."""
+    opened = [n for n, event in enumerate(events) if event.kind is Kind.OPENED]
+    return events[opened[-1] :] if opened else []
+
+
+def phases_of(events: Iterable[Event]) -> dict[str, float]:
+    """In seconds, by phase; several sinks are added up."""
     found: dict[str, float] = {}
     for event in events:
         if (phase := PHASES.get(event.kind)) is not None and event.seconds is not None:
@@ -181,7 +190,8 @@ def _tasks(root: Place, epoch: int, events: list[Event]) -> dict[str, float]:
     return {"tasks": took} if took >= 0 else {}
 
 
-def _ranges(before: str | None, offsets: str | None, *, first: bool) -> dict[str, tuple[str | None, str]]:
+def ranges_of(before: str | None, offsets: str | None, *, first: bool) -> dict[str, tuple[str | None, str]]:
+    """By source, from where to where, as Spark writes it."""
     if offsets is None:
         return {}
     starts = {} if before is None else source_lines(before)

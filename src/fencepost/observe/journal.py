@@ -162,14 +162,60 @@ def read(checkpoint: str | os.PathLike[str] | RemotePath) -> Iterator[Event]:
     newest, number = _lines(path)  # first: if it is rotated meanwhile, the other order would miss it
     older, other = _lines(older_of(path))
     for lines in ([] if other == number else older, newest):
-        for line in lines:
-            # A line that a crash or a full disk cut off has no newline: the next event follows on the same line.
-            begin = line.rfind(BEGIN)
-            try:
-                if begin >= 0:
-                    yield Event.of(json.loads(line[begin:]))
-            except (ValueError, TypeError, KeyError):
-                continue
+        yield from _events(lines)
+
+
+def _events(lines: Iterable[bytes]) -> Iterator[Event]:
+    for line in lines:
+        # A line that a crash or a full disk cut off has no newline: the next event follows on the same line.
+        begin = line.rfind(BEGIN)
+        try:
+            if begin >= 0:
+                yield Event.of(json.loads(line[begin:]))
+        except (ValueError, TypeError, KeyError):
+            continue
+
+
+class Follower:
+    """The events of a checkpoint for somebody who asks again and again: only what is new is read."""
+
+    def __init__(self, checkpoint: str | os.PathLike[str] | RemotePath) -> None:
+        self._checkpoint = checkpoint
+        self._path = path_of(checkpoint)
+        self._events: list[Event] = []
+        self._file: int | None = None
+        """The inode of the newest file; another one: it was rotated."""
+        self._read = 0
+        """Bytes of it, all whole lines."""
+
+    def events(self) -> list[Event]:
+        """All that are kept, oldest first."""
+        try:
+            with self._path.open("rb") as file:
+                found = os.fstat(file.fileno())
+                if found.st_ino != self._file or found.st_size < self._read:
+                    self._events = list(_events(_lines(older_of(self._path))[0]))
+                    self._file, self._read = found.st_ino, 0
+                file.seek(self._read)
+                new = file.read()
+        except OSError:
+            self._events, self._file = [], None
+            return []
+        whole = new[: new.rfind(b"\n") + 1]
+        self._read += len(whole)
+        self._events.extend(_events(whole.splitlines()))
+        return list(self._events)
+
+    @property
+    def problem(self) -> str | None:
+        """Why there is none to read, if there is one."""
+        try:
+            self._path.open("rb").close()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            return f"The journal cannot be read: {error.strerror or type(error).__name__}."
+        return None
 
 
 def _lines(path: Path) -> tuple[list[bytes], int | None]:

@@ -60,6 +60,11 @@ def whole(checkpoint: str | os.PathLike[str] | RemotePath) -> str:
     return where.url if isinstance(where, RemotePath) else os.path.realpath(where)
 
 
+def key_of(checkpoint: str | os.PathLike[str] | RemotePath) -> str:
+    """A short name for a checkpoint, made of hexadecimal digits; the same on every machine that sees the same path."""
+    return _digest(whole(checkpoint))
+
+
 def folder_for(checkpoint: RemotePath) -> Path:
     """Where this machine keeps a remote checkpoint's journal."""
     return home() / "checkpoints" / f"{_safe(checkpoint.name)}.{_digest(checkpoint.url)}"

@@ -17,6 +17,8 @@ from fencepost.protocol.order import State, advance, fold, oldest_needed
 from fencepost.protocol.records import (
     NOTHING_BEFORE,
     Body,
+    Claim,
+    Decision,
     Epoch,
     Lineage,
     Number,
@@ -110,15 +112,17 @@ def try_append(book: Book, body: Body, point: str) -> Step[bool]:
     return True
 
 
-def read_ledger(lineage: str, job: str) -> Step[State]:
+def read_ledger(lineage: str, job: str, most: int | None = None) -> Step[State]:
     """Read and verify record 0 and every retained record; raise `CheckpointRefused` at the first bad one.
 
-    Numbers below the newest record's `oldest` are ignored: leftovers of retention, or strays of old drivers.
+    Numbers below the newest record's `oldest` are ignored: leftovers of retention, or strays of old drivers. With
+    `most`, only about as many of the newest are read, for somebody who looks: the state has fewer decisions then. A
+    driver must never do that.
     """
     names = yield from ask(Names("recover.list", lineage))
     while True:
         try:
-            return (yield from _read_all(lineage, job, names))
+            return (yield from _read_all(lineage, job, names, most))
         except CheckpointRefused:
             # A live driver may have appended, and retired what we were about to read. If nothing moved, it is damage.
             before, names = names, (yield from ask(Names("recover.list_again", lineage)))
@@ -168,11 +172,14 @@ def new_ledger(lineage_id: str, body: Lineage, clock: Callable[[], str]) -> Step
         pass  # retrying is safe: nobody writes a different record 0
 
 
-def _read_all(lineage: str, job: str, names: tuple[int, ...]) -> Step[State]:
+def _read_all(lineage: str, job: str, names: tuple[int, ...], most: int | None) -> Step[State]:
     if not names:
         raise _damaged(job, 0, "it is missing")
     newest = yield from _read(lineage, Number(names[-1]), job)
-    wanted = [0, *range(max(1, newest[0].oldest), names[-1])] if names[-1] > 0 else []
+    begin = max(1, newest[0].oldest)
+    if most is not None:
+        begin = yield from _anchor(lineage, job, begin, max(begin, names[-1] - most))
+    wanted = [0, *range(begin, names[-1])] if names[-1] > 0 else []
     chain = []
     for number in wanted:
         chain.append((yield from _read(lineage, Number(number), job)))
@@ -181,6 +188,16 @@ def _read_all(lineage: str, job: str, names: tuple[int, ...]) -> Step[State]:
         return fold(chain)
     except Damaged as error:
         raise _damaged(job, names[-1], str(error)) from error
+
+
+def _anchor(lineage: str, job: str, oldest: int, number: int) -> Step[int]:
+    """The next record downwards that says enough to start reading at it; `oldest` always does."""
+    while number > oldest:
+        record, _ = yield from _read(lineage, Number(number), job)
+        if isinstance(record.body, Decision | Claim):
+            break
+        number -= 1
+    return number
 
 
 def _read(lineage: str, number: Number, job: str) -> Step[tuple[Record, bytes]]:
