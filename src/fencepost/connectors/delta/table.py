@@ -409,7 +409,7 @@ class DeltaLakeTable(LakeTable):
 
     # Rows and files.
 
-    def check_rows(self, rows: Rows) -> None:
+    def check_rows(self, rows: Rows, *, may_add: bool = False) -> None:
         """`write` does the same, in one pass with the writing."""
         _, facts = self._now
         for batch in rows.batches():

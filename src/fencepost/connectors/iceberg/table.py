@@ -242,9 +242,10 @@ class IcebergLakeTable(LakeTable):
 
     # Rows.
 
-    def check_rows(self, rows: Rows) -> None:
-        """`write` does the same, in one pass with the writing. Rows may have columns that `extend` is going to add."""
-        schema = self._extended(rows.schema).table_metadata.schema()
+    def check_rows(self, rows: Rows, *, may_add: bool = False) -> None:
+        """`write` does the same, in one pass with the writing."""
+        found = rows.schema
+        schema = self._extended(found).table_metadata.schema() if may_add else self._fitting(found)
         for batch in rows.batches():
             columns.refuse_nulls(columns.fitted(batch, schema), schema)
 

@@ -326,7 +326,8 @@ class LakeSession(Session, MarkChecks):
                 refuse_null_keys(batch, key)
             if deletes is not None:
                 is_deleted(batch, deletes)
-        self.table.check_rows(WrittenRows(rows, deletes) if deletes is not None else rows)
+        written = WrittenRows(rows, deletes) if deletes is not None else rows
+        self.table.check_rows(written, may_add=self._may_add)
 
     def _check_unique(self, rows: Rows) -> None:
         """Which of two rows would stay is not defined, and the user said that there are none."""
@@ -460,7 +461,7 @@ class LakeSession(Session, MarkChecks):
             self._check_unique(rows)
             self._merge(rows, names_of(self.settings.order_by), self.settings.deletes, mark)
         elif not self._publishes(rows):
-            self.table.check_rows(rows)
+            self.table.check_rows(rows, may_add=True)
             self.table.extend(rows, self.job, self.sink, mark)
         else:
             files = self._write(self.owner.handle_id(epoch), rows) if rows.count else []

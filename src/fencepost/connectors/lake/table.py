@@ -124,8 +124,10 @@ class LakeTable(ABC):
     # Rows.
 
     @abstractmethod
-    def check_rows(self, rows: Rows) -> None:
+    def check_rows(self, rows: Rows, *, may_add: bool = False) -> None:
         """Refuse rows that the table forbids (NOT NULL, CHECK) or whose values it cannot keep: `BadValue`.
+
+        With `may_add` they may have columns that `extend` or `merge` is going to add.
 
         The library does not do that for files that are handed to it.
         """
