@@ -96,7 +96,7 @@ class Where:
 class FencepostError(Exception):
     """The base class. `code` is stable and may be matched; the sentences may change."""
 
-    safe = "Nothing was written."
+    safe: str = "Nothing was written."
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class FencepostError(Exception):
     ) -> None:
         self.code = code
         self.what = what
-        self.where = where or Where()
+        self.where: Where = where or Where()
         self.next = next
         if safe is not None:
             self.safe = safe
@@ -174,7 +174,7 @@ class CheckpointRefused(Refused):
 class Fenced(FencepostError):
     """A newer driver owns the checkpoint. Final: a retry would only fence the other one."""
 
-    safe = "Safe: the other driver continues where this one was; this one changed nothing after that took over."
+    safe = "Safe: the other driver continues where this one was; this one has changed nothing since."
 
 
 class OperatorNeeded(FencepostError):

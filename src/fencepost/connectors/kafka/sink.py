@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from fencepost import credential
 from fencepost.connectors.kafka import source
@@ -154,7 +154,7 @@ class Kafka(Sink, Source):
     name: str = ""
     """By default derived from the topic. The ledger identifies the sink by it, so set it if the topic may change."""
 
-    package = Package(
+    package: ClassVar[Package | None] = Package(
         "Kafka",
         "spark-sql-kafka-0-10",
         "org.apache.spark.sql.kafka010.KafkaSourceProvider",

@@ -162,7 +162,7 @@ class Dialect(ABC):
 
     def __init__(self, *place: Any) -> None:
         self.place = place
-        self.lock = RLock()
+        self.lock: RLock = RLock()
         self.users: WeakSet[Session] = WeakSet()
 
     def shared(self, user: Session, job: str) -> Self:
