@@ -101,6 +101,20 @@ def test_a_shell_is_told_how_to_complete(shell: str) -> None:
     assert not done.stderr, "it stands in ~/.bashrc, which runs for every shell"
 
 
+def test_an_interrupted_command_keeps_what_the_jvm_said_to_itself(capfd: pytest.CaptureFixture[str]) -> None:
+    def command(end: BaseException) -> None:
+        with frame.quiet():
+            os.write(2, b"WARN of a JVM")
+            raise end
+
+    with pytest.raises(KeyboardInterrupt):
+        command(KeyboardInterrupt())
+    assert ("", "") == capfd.readouterr()
+    with pytest.raises(ValueError, match="broken"):
+        command(ValueError("broken"))
+    assert "WARN of a JVM" in capfd.readouterr().err
+
+
 def test_a_misspelt_verb_is_met_with_the_nearest() -> None:
     done = fencepost("statsu")
     assert (Exit.REFUSED, "") == (done.returncode, done.stdout)

@@ -80,6 +80,21 @@ def test_a_driver_that_dies_is_started_again_until_it_comes_to_its_end(place: Pl
     assert 3 == kinds.count(Kind.DIED) == kinds.count(Kind.RESTARTED)
 
 
+def test_a_stop_before_the_job_has_started_is_one_line(tmp_path: Path) -> None:
+    job = tmp_path / "job.py"
+    job.write_text("import pathlib, time\npathlib.Path('here').touch()\ntime.sleep(600)\n")
+    command = [sys.executable, "-m", "fencepost", "run", str(job)]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + PATIENCE_S
+        while not (tmp_path / "here").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=PATIENCE_S)
+    assert 0 == process.returncode
+    assert ["fencepost: stopped before the job had started"] == err.splitlines()[1:], "the first: which driver"
+
+
 def test_a_spent_budget_ends_with_code_4_and_says_what_failed_how_often_and_whether_the_data_is_safe(
     place: Place,
 ) -> None:

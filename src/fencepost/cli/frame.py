@@ -130,6 +130,9 @@ def quiet() -> Iterator[None]:
             with redirect_stdout(sys.stderr):  # of a user's file that prints
                 yield
             failed = False
+        except KeyboardInterrupt:
+            failed = False
+            raise
         finally:
             sys.stderr.flush()
             for number, before in kept.items():

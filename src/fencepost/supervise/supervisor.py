@@ -285,8 +285,11 @@ class Supervisor:
         if driver.socket in self._selector.get_map():
             self._hear(driver, driver)
         told = driver.ended
-        if status == 0 or (self._signals and status == -signal.SIGTERM):  # the latter: before it reached its job
-            if self._checkpoint is None and not self._signals:
+        before = bool(self._signals) and status == -signal.SIGTERM  # a job that runs ends by itself, and says so
+        if status == 0 or before:
+            if before:
+                self._say("stopped before the job had started")
+            elif self._checkpoint is None and not self._signals:
                 self._say("the file ended without running a job")
             return Ending("", Reason.STOPPED, "The job ended.", Exit.FINE)
         if status == Exit.INTERRUPTED:
