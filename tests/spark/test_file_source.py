@@ -47,10 +47,11 @@ def sink(place: Place) -> fp.SQLite:
     return fp.SQLite(place.database, table="lines")
 
 
-def read(spark: Any, place: Place) -> list[str]:
+def read(spark: Any, place: Place, *, at_once: int = 1) -> list[str]:
     """Run until everything there is read; the lines that readers see, sorted."""
     job = place.job(spark)
-    job.write(place.text(job), sink(place)).run(until="available")
+    text = job.read(fp.Files(place.input, format="text", max_files_per_epoch=at_once))
+    job.write(text, sink(place)).run(until="available")
     return lines(place)
 
 
@@ -200,6 +201,24 @@ class TestBeforeTheDecision:
         meddling(spark, place, frame, lambda: None).run(until="available")
         assert ["a", "b", "c"] == lines(place)
 
+    @pytest.mark.parametrize("name", ["a[1].txt", "{a}.txt", "*.txt", "a?.txt", "a\\.txt"])
+    def test_a_name_that_makes_spark_read_other_files_twice_stops_the_job(
+        self, spark: Any, place: Place, name: str
+    ) -> None:
+        """Spark takes it for a pattern. Alone in its epoch it is read like any other."""
+        file = put(place, name, NOW_S)
+        put(place, "b.txt", NOW_S)
+        put(place, "c.txt", NOW_S)
+        with pytest.raises(OperatorNeeded) as caught:
+            read(spark, place, at_once=3)
+        assert ("source_file_pattern", 0) == (caught.value.code, caught.value.where.epoch)
+        assert str(file) in caught.value.what
+        assert [] == lines(place)
+        file.rename(place.input / "renamed.txt")  # as the error advises
+        assert sorted([name, "b.txt", "c.txt"]) == read(spark, place, at_once=3)
+        put(place, name, NOW_S)
+        assert sorted([name, name, "b.txt", "c.txt"]) == read(spark, place, at_once=3)
+
 
 class TestDamaged:
     def fails(self, spark: Any, place: Place, source: fp.Files, file: Path) -> None:
@@ -296,6 +315,20 @@ class TestTheCheck:
 
     def test_it_is_silent_about_files_that_stayed(self, files: list[SourceFile]) -> None:
         FileCheck(None, "job")(0, files)
+
+    @pytest.mark.parametrize("name", ["a[b", "a]b", "a{b", "a}b", "a*b", "a?b", "a\\b"])
+    def test_it_knows_each_name_that_spark_takes_for_a_pattern(
+        self, files: list[SourceFile], tmp_path: Path, name: str
+    ) -> None:
+        file = (tmp_path / "in put%" / "0000.txt").rename(tmp_path / "in put%" / name)
+        odd = files[0]._replace(url=file.as_uri())
+        with pytest.raises(OperatorNeeded, match="source_file_pattern"):
+            FileCheck(None, "job")(0, [odd, files[1]])
+        FileCheck(None, "job")(0, [odd, files[1]._replace(source="1")])  # of another source
+        FileCheck(None, "job")(0, [odd, files[1]], is_quiet=True)  # decided once before, and run again for its state
+        old = [odd._replace(is_new=False), files[1]]
+        FileCheck(None, "job")(0, old)  # to rename one that was decided would be to read it again
+        FileCheck(None, "job")(0, [odd])
 
     @pytest.mark.parametrize(
         ("sabotage", "code"),

@@ -2,7 +2,7 @@
 
     options            refuse those with which Spark forgets, skips or confuses files
     at a start         are the files that were read still those that Spark listed?
-    before a decision  are those of the epoch?
+    before a decision  are those of the epoch? did Spark read each of them once?
     a failed read      say which file is missing or damaged
 
 Spark knows a file by its path, but forgets the path once the file is older than `maxFileAge` (a week) compared with the
@@ -15,6 +15,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -43,6 +44,8 @@ SKIPS: Mapping[str, str] = {
 }
 """Options of Spark that skip files without a word; as `spark.sql.files.…` they are also settings of a session."""
 
+PATTERN = re.compile(r"[*?\[\]{}\\]|%(2A|3F|5B|5C|5D|7B|7D)", re.IGNORECASE)
+"""In the URL of a file whose path Spark takes for a pattern, although it lists the file itself."""
 LOOKED_AT = 1000
 """How many files a start looks at one by one, on a remote store that it cannot list at once."""
 DROPPED = "Safe: the epoch was dropped before its decision; nothing of it is visible, and what is decided is complete."
@@ -153,9 +156,27 @@ class FileCheck:
         # file that was touched or copied back since would stop the job at every start.
         if changed and not is_quiet:
             raise self._changed(changed)
+        if not is_quiet:
+            self._check_names(files)
         if late := self._compare(self._decided)[1]:
             raise self._changed_late(late)
         self._passed, self._is_quiet = files, is_quiet
+
+    def _check_names(self, files: Sequence[SourceFile]) -> None:
+        """Refuse a name with which Spark reads other files of the epoch again. One that is alone does no harm."""
+        if not (odd := [file for file in files if PATTERN.search(file.url) and (file.is_new or not self._is_first)]):
+            return
+        number = Counter(file.source for file in files)
+        if odd := [file for file in odd if number[file.source] > 1]:
+            raise OperatorNeeded(
+                "source_file_pattern",
+                f"Source file {_decoded(odd[0].url)}{_more(len(odd))} has a path that Spark takes for a pattern: it "
+                "read the other files of the epoch twice.",
+                where=Where(job=self._job),
+                safe=DROPPED,
+                next="Rename the file (or its folder), without any of * ? [ ] { } \\ in the name; or read one file per "
+                "epoch: max_files_per_epoch=1. Then start the job again.",
+            )
 
     def look_back(self, files: Iterable[SourceFile], reported: Collection[str]) -> list[SourceFile]:
         """Those of decided epochs that changed since, with their new times; not those of which a person was told."""
