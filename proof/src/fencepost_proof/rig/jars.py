@@ -26,7 +26,7 @@ class RigFailed(Exception):
 
 @dataclass(frozen=True)
 class JarSet:
-    """Jars that belong together, by coordinate `organisation:name:version`."""
+    """Jars that belong together, by coordinate `organisation:name:version`, or with a classifier behind it."""
 
     name: str
     coordinates: tuple[str, ...]
@@ -43,7 +43,7 @@ class JarSet:
     @property
     def wanted(self) -> set[str]:
         """The files that were asked for by name."""
-        return {"{1}-{2}.jar".format(*coordinate.split(":")) for coordinate in self.coordinates}
+        return {f"{'-'.join(coordinate.split(':')[1:])}.jar" for coordinate in self.coordinates}
 
 
 KAFKA_BROKER = JarSet(
@@ -135,6 +135,14 @@ S3A = JarSet(
 """`s3a://` for `spark.jars`. Without netty, commons-codec and commons-logging, which pyspark has in other versions."""
 
 
+NESSIE = JarSet(
+    "nessie",
+    ("org.projectnessie.nessie:nessie-quarkus:0.99.0:runner",),
+    digest="48f8e700586614ecfa80c23dd900eee591ac745a53fd3c69bb736e5fdbdc6866",
+    transitive=False,
+)
+"""An Iceberg REST catalog in one jar, which needs Java 21."""
+
 DELTA_CLIENT = JarSet(
     "delta-client",
     (
@@ -203,15 +211,19 @@ def resolve(jars: JarSet, temp: Path) -> Path:
 
 def ivy_module(jars: JarSet) -> str:
     """What Ivy is asked for. Without the conf it would bring sources and javadoc as well."""
-    asked = "".join(
-        '<dependency org="{}" name="{}" rev="{}" conf="default->default" transitive="{}"/>'.format(
-            *coordinate.split(":"), str(jars.transitive).lower()
-        )
-        for coordinate in jars.coordinates
-    )
+    asked = "".join(_dependency(*coordinate.split(":"), transitive=jars.transitive) for coordinate in jars.coordinates)
     return (
-        f'<ivy-module version="2.0"><info organisation="fencepost" module="{jars.name}"/>'
+        f'<ivy-module version="2.0" xmlns:m="http://ant.apache.org/ivy/maven">'
+        f'<info organisation="fencepost" module="{jars.name}"/>'
         f'<configurations><conf name="default"/></configurations><dependencies>{asked}</dependencies></ivy-module>'
+    )
+
+
+def _dependency(organisation: str, name: str, version: str, classifier: str = "", *, transitive: bool) -> str:
+    artifact = f'<artifact name="{name}" type="jar" ext="jar" m:classifier="{classifier}"/>' if classifier else ""
+    return (
+        f'<dependency org="{organisation}" name="{name}" rev="{version}" conf="default->default" '
+        f'transitive="{str(transitive).lower()}">{artifact}</dependency>'
     )
 
 
