@@ -34,6 +34,7 @@ ORDER = [
     "__init__",
     "admin",
     "testing",
+    "ui",
     "cli",
     "__main__",
 ]

@@ -98,7 +98,7 @@ def test_a_long_ledger_is_opened_by_its_end_and_older_epochs_are_found_by_halvin
     done = counting(monkeypatch)
     archive = JobArchive(checkpoint)
     found = archive.summary()
-    assert (2999, "stopped", 60) == (found.health.epoch, found.health.condition, len(found.recent))
+    assert (2999, "stopped", 78) == (found.health.epoch, found.health.condition, len(found.recent))
     assert found.verified is not None
     assert found.verified > 2700
     assert done["read"] < 250

@@ -192,6 +192,9 @@ class EpochDetail:
     record: Record | None = None
     text: str = ""
     """The record itself, indented."""
+    oldest: int = 0
+    newest: int = 0
+    """Of all that are retained."""
 
 
 @dataclass(slots=True)
@@ -231,7 +234,7 @@ class JobArchive:
         with self._change:
             return health.judge(self.root, self._follower.events(), lambda: self._state(self._kept()))
 
-    def summary(self, recent: int = 60) -> Summary:
+    def summary(self, recent: int = 78) -> Summary:
         """All that a job's own page shows."""
         with self._change:
             found = self.health()
@@ -286,6 +289,8 @@ class JobArchive:
                 handles=tuple(replace(handle, kept=()) for handle in handles),
                 record=record,
                 text="" if record is None else json.dumps(json.loads(data), indent=1, ensure_ascii=False),
+                oldest=number if page.oldest is None else page.oldest,
+                newest=number if page.newest is None else page.newest,
             )
 
     def spreads(self, first: int | None = None, last: int | None = None) -> dict[str, Spread]:
