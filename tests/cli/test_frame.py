@@ -127,7 +127,7 @@ def test_a_misspelt_option_is_not_handed_on_to_the_file(tmp_path: Path, words: s
     (tmp_path / "job.py").write_text("open('ran', 'w')")
     done = fencepost(*words.replace("FILE", "job.py").split(), cwd=tmp_path)
     assert Exit.REFUSED == done.returncode
-    assert "No such option: --stanby. Did you mean --standby? (Put options of FILE itself after --.)" in done.stderr
+    assert "No such option '--stanby'. Did you mean '--standby'? (Put options of FILE itself after --.)" in done.stderr
     assert not (tmp_path / "ran").exists()
 
 
@@ -136,9 +136,9 @@ def test_options_of_the_file_itself_are_handed_on(tmp_path: Path) -> None:
     done = fencepost("run", "job.py", "--config", "x", "-v", "--", "--stanby", "--json", cwd=tmp_path)
     assert "--config x -v --stanby --json" == (tmp_path / "ran").read_text(), done.stderr
     done = fencepost("run", "--config", "x", "job.py", cwd=tmp_path)
-    assert "No such option: --config. Did you mean --conf?" in done.stderr
+    assert "No such option '--config'. Did you mean '--conf'?" in done.stderr
     done = fencepost("check", "--quick", "job.py", cwd=tmp_path)
-    assert "No such option: --quick. (Options of FILE itself come after FILE.)" in done.stderr
+    assert "No such option '--quick'. (Options of FILE itself come after FILE.)" in done.stderr
 
 
 def test_bash_completes_verbs_options_and_the_names_of_jobs(tmp_path: Path) -> None:

@@ -102,9 +102,9 @@ class FileCommand(click.Command):
                 if not own[name] and not equals:
                     next(words, None)  # its value
             elif near := difflib.get_close_matches(name, own, 1, self.LIKE if is_after_file else 0.5):
-                ctx.fail(f"No such option: {name}. Did you mean {near[0]}? (Put options of FILE itself after --.)")
+                ctx.fail(f"No such option {name!r}. Did you mean {near[0]!r}? (Put options of FILE itself after --.)")
             elif not is_after_file:
-                ctx.fail(f"No such option: {name}. (Options of FILE itself come after FILE.)")
+                ctx.fail(f"No such option {name!r}. (Options of FILE itself come after FILE.)")
 
 
 def progress(*, as_json: bool = False) -> ProgressLine:
