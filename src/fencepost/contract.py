@@ -142,7 +142,7 @@ class Keyed:
         the plan       it aggregates or deduplicates by columns of the key: an epoch has one row per key
         `order_by`     the row with the greatest value stays. NULL is the smallest; if two rows have the same value, the
                        other columns decide, from left to right
-        `unique_key`   you say that no key comes twice (an id that the producer made)
+        `unique_key`   you say that no key occurs twice (an id that the producer made)
 
     Across epochs the same holds where the target compares (`greatest`); if two rows have the same value, the one of the
     later epoch stays. Elsewhere the later epoch wins, so rows of one key should reach the job in the order of

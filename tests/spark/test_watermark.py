@@ -60,7 +60,7 @@ def test_a_quiet_branch_holds_up_the_other_and_check_and_status_say_so(spark: An
     job = two_branches(spark, place, named=named)
     drop_json(busy, at(1), at(25))
     (note,) = notes(job)
-    assert all(word in note for word in ("sqlite:busy", "sqlite:quiet", str(busy), str(quiet), "two jobs"))
+    assert all(word in note for word in ("sqlite:busy", "sqlite:quiet", str(busy), str(quiet), "split the job in two"))
     with job:
         query = job.start()
         query.processAllAvailable()

@@ -148,7 +148,7 @@ def _lines(health: Health) -> Iterator[tuple[str, str]]:
     yield "epoch", epoch_of(health)
     if health.median_s is not None:
         pace = "" if health.per_minute is None else f"{health.per_minute:.3g} epochs a minute, "
-        rest = "" if health.rest_s is None else f", then a rest of {span(health.rest_s)}"
+        rest = "" if health.rest_s is None else f", then a pause of {span(health.rest_s)}"
         yield "pace", f"{pace}median {span(health.median_s)} from its rows to their commit{rest}"
     if health.guarantee:
         again = "" if health.generation == 0 else f", started over {health.generation} ×"

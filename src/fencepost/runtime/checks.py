@@ -1071,8 +1071,8 @@ def _last_rows(launch: Launch) -> Iterator[str]:
             )
         elif keyed.order_by and keyed.deletes is not None:
             yield (
-                f"sink {name}: a removed row leaves nothing to compare with, so an older row of its key that comes in "
-                "a later epoch is written again. If rows may come that late, keep the marker as a column instead of "
+                f"sink {name}: a removed row leaves nothing to compare with, so an older row of its key that arrives "
+                "in a later epoch is written again. If rows may come that late, keep the marker as a column instead of "
                 "deletes=, and filter when you read"
             )
         is_loose = keyed.keeps_all and keyed.deletes is None and not keyed.order_by and not keyed.unique
@@ -1080,7 +1080,7 @@ def _last_rows(launch: Launch) -> Iterator[str]:
             yield (
                 f"sink {name}: messages of one key may come from several tasks, and their order is chance. If the "
                 "topic is compacted, or a reader keeps the last message of a key, set order_by= on the sink, or group "
-                "by the key; unique_key=True says that no key comes twice"
+                "by the key; unique_key=True says that no key occurs twice"
             )
 
 

@@ -84,7 +84,7 @@ def notes(watermarks: Sequence[Watermark], branches: Mapping[str, BranchNote]) -
     yield (
         f"Spark has one watermark for the whole job, the earliest of {len(apart)}: {names}. While one of them gets no "
         "records, no window of the others ends and no state of theirs is removed; nothing is lost, it is only late. If "
-        "a source may be quiet for long, make two jobs of it, or, for a join, let the source send a record now and then"
+        "a source may be quiet for long, split the job in two; or, for a join, let it send a record now and then"
     )
 
 
@@ -96,7 +96,7 @@ def links(watermarks: Sequence[Watermark], spark: Any, offsets: Callable[[], str
     policy = str(spark.conf.get(POLICY)) if noted is None else _noted(noted)
     if policy.lower() != "max":
         return []
-    split = "If one source must not wait for another, make two jobs of it."
+    split = "If one source must not wait for another, split the job in two."
     return [
         Link(
             "watermark",

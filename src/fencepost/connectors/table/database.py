@@ -614,7 +614,7 @@ def refuse_other_uuids(batch: pa.RecordBatch, columns: Iterable[str]) -> None:
 
 
 def refuse_other_json(batch: pa.RecordBatch, columns: Iterable[str], *, doubles: bool = False) -> None:
-    """Reject text of which a JSON column would keep only a part: of a field that comes twice, servers keep the last.
+    """Reject text of which a JSON column would keep only a part: of a field that occurs twice, servers keep the last.
 
     `doubles`: the server keeps numbers as 64-bit integers or doubles. What is not JSON, it rejects by itself.
     """
