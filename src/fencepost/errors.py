@@ -178,7 +178,7 @@ class Fenced(FencepostError):
 
 
 class OperatorNeeded(FencepostError):
-    """To go on without a person would be to guess."""
+    """A person has to decide: to continue without one would be a guess."""
 
     safe = "Safe: the decision is in the ledger; nothing will be guessed."
 

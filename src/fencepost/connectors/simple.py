@@ -13,8 +13,8 @@ from fencepost.errors import BadConfig
 class Socket(Source):
     """Lines from a TCP socket. Not replayable: a job that reads it is at_most_once at best.
 
-    After any end the job goes on with what the socket sends from then on. Note: counts are wrong after a restart,
-    because what it sent before and nobody wrote yet is gone. To keep it, write it to Kafka or files first.
+    After a restart the job continues with what the socket sends from then on. Note: counts are then wrong, because
+    lines that were sent earlier but not written yet are gone. To keep them, put them into Kafka or files first.
     """
 
     host: str

@@ -18,6 +18,8 @@ __all__ = ["Postgres"]
 class Postgres(TableSink):
     """A table in PostgreSQL 14 or newer.
 
+        job.write(counts, fp.Postgres("counts", dsn="env:PG_DSN", key="word"))
+
     With `key`, a row replaces the row with the same key, so output mode update works; if an epoch has several rows
     with the same key, `order_by` says which one stays. Without a key, rows are
     appended. All rows of an epoch become visible at once, and only once.

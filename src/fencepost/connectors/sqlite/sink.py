@@ -21,6 +21,8 @@ __all__ = ["SQLite"]
 class SQLite(TableSink):
     """A table in an SQLite file.
 
+        job.write(counts, fp.SQLite("counts.db", table="counts", key="word"))
+
     With `key`, a row replaces the row with the same key (see `order_by`), so output mode update works.
     Without a key, rows are appended.
 
