@@ -80,7 +80,7 @@ class Delta(LakeSink, Source):
     """Reading only, at the first start only: "earliest" (all rows that are in the table then, and what is added later),
     "latest" (what is added later), the first version to read, or a time: what was committed then or later."""
     max_files_per_epoch: int | None = None
-    """Reading only: the most data files in one epoch. Needs Spark 4.2."""
+    """Reading only: the maximum number of data files in one epoch. Needs Spark 4.2."""
     name: str = ""
     """By default `delta:<folder>`."""
 

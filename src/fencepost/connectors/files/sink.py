@@ -47,7 +47,7 @@ class Files(Sink, Source):
     schema: str | None = None
     """Reading only: the columns, as in SQL. Not for text, whose only column is `value`."""
     max_files_per_epoch: int | None = None
-    """Reading only: the most files in one epoch."""
+    """Reading only: the maximum number of files in one epoch."""
     options: Mapping[str, str] = field(default_factory=dict)
     """Reading only: Spark's own options for the format."""
     visible: Literal["rename", "manifest"] = "rename"

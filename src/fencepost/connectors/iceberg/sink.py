@@ -77,7 +77,7 @@ class Iceberg(LakeSink, Source):
     "latest" (what is added later), the id of the first snapshot to read, or a time: what was committed then or later.
     """
     max_files_per_epoch: int | None = None
-    """Reading only: the most data files in one epoch. Needs Spark 4.2."""
+    """Reading only: the maximum number of data files in one epoch. Needs Spark 4.2."""
     name: str = ""
     """By default `iceberg:<table>`."""
 

@@ -110,7 +110,7 @@ class Kafka(Sink, Source):
     """Reading, at the first start only: 'earliest', 'latest', a datetime, a Unix time in milliseconds, or offsets
     {topic: {partition: offset}}."""
     max_records_per_epoch: int | None = None
-    """Reading: the most records in one epoch."""
+    """Reading: the maximum number of records in one epoch."""
     isolation: Literal["read_committed", "read_uncommitted"] = "read_committed"
     """Reading: whether to see rows of open and aborted transactions."""
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
