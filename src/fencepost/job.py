@@ -687,6 +687,8 @@ def start(
         adopt=adopt,
         allow_plan_changes=allow_plan_changes,
     )
+    if config.guarantee is Guarantee.EXACTLY_ONCE:
+        fork.check_called_once(frame, name)
     link.when_told_to(name, kept.place, None, lambda called: None)
     vouched = tuple(plan.sources_of(frame)) if replayable else ()
     branches = {to.name: (frame, to)}

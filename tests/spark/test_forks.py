@@ -103,6 +103,73 @@ def test_branches_that_could_disagree_are_refused(
     assert not place.checkpoint.exists()
 
 
+def filtered(lines: Any, kind: str) -> Any:
+    """Rows whose r must be below a half, whoever computes it."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - the usual name
+
+    drawn = lines.withColumn("r", draw()("value"))
+    if kind == "a view":
+        drawn.createOrReplaceTempView("drawn")
+        return lines.sparkSession.sql("SELECT * FROM (SELECT value, r FROM drawn) WHERE r < 0.5 AND value >= 0")
+    if kind == "two functions":
+        return drawn.select("value", draw()("r").alias("r")).where("r < 0.5")
+    if kind == "state":
+        low = drawn.where("r < 0.5").groupBy(F.expr("value % 7 AS value"))
+        return low.agg(F.max("r").alias("r"))
+    return drawn.where("r < 0.5")
+
+
+@pytest.mark.parametrize("kind", ["a column", "a view", "two functions", "state"])
+def test_a_filter_sees_what_the_sink_gets_of_a_function(
+    kind: str, lines: Any, spark: SparkSession, place: Place
+) -> None:
+    """Spark would call it once for the filter and again for the column."""
+    job = place.job(spark)
+    rows = lines(job)
+    key = {"key": "value"} if kind == "state" else {}
+    job.write(filtered(rows, kind), fp.SQLite(place.database, table="low", **key))
+    job.write(rows, fp.SQLite(place.database, table="all"))
+    job.run(until="available")
+    low = [row[1] for row in table(place.database, "low")]
+    assert (MANY, 0) == (len(table(place.database, "all")), sum(r >= 0.5 for r in low))
+    assert 7 == len(low) if kind == "state" else 0 < len(low) < MANY
+
+
+def test_a_trusted_function_is_called_as_often_as_spark_likes(lines: Any, spark: SparkSession, place: Place) -> None:
+    """The twin that must be caught, and what deterministic_udfs=True is a word for."""
+    job = place.job(spark, deterministic_udfs=True)
+    job.write(filtered(lines(job), "a column"), fp.SQLite(place.database, table="low")).run(until="available")
+    assert any(row[1] >= 0.5 for row in table(place.database, "low"))
+
+
+def test_a_writer_in_which_spark_calls_twice_is_refused_with_the_cure(
+    lines: Any, spark: SparkSession, place: Place
+) -> None:
+    rows = lines(place.job(spark))
+
+    def start(function: Any) -> Any:
+        frame = rows.withColumn("r", function("value")).where("r < 0.5")
+        writer = frame.writeStream.trigger(availableNow=True)
+        return fp.start(writer, to=fp.SQLite(place.database, table="low"), checkpoint=place.checkpoint)
+
+    with pytest.raises(fp.Refused, match="asNondeterministic") as refused:
+        start(draw())
+    assert "function_in_writer" == refused.value.code
+    assert not place.checkpoint.exists()
+    start(draw().asNondeterministic()).awaitTermination()
+    low = [row[1] for row in table(place.database, "low")]
+    assert (True, True) == (0 < len(low) < MANY, all(r < 0.5 for r in low))
+
+
+def test_a_plan_in_which_spark_calls_once_stays_as_it_is(lines: Any, spark: SparkSession, place: Place) -> None:
+    """So that Spark still moves filters on other columns below the call."""
+    drawn = lines(place.job(spark)).withColumn("r", draw()("value"))
+    for frame in (drawn, drawn.where("value > 7"), drawn.groupBy("value").count()):
+        assert fork.called_once(frame) is frame
+    again = fork.called_once(drawn.where("r < 0.5"))
+    assert (["value", "r"], True) == (again.columns, fork.called_once(again) is again)
+
+
 def complements(lines: Any) -> dict[str, tuple[Any, Any]]:
     """Two branches without a common DataFrame above the source, as one writes them who splits a stream."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - the usual name

@@ -198,12 +198,15 @@ class Launch:
     @cached_property
     def ends(self) -> dict[str, Any]:
         """The DataFrames, those of sinks that write in tasks with that step."""
+        frames = self.frames
+        if not self.config.deterministic_udfs:
+            frames = {name: fork.called_once(frame) for name, frame in frames.items()}
         if self.config.guarantee is not Guarantee.EXACTLY_ONCE:  # the weaker guarantees write from the driver
-            return self.frames
+            return frames
         writes = {name: self.sinks[name].in_tasks(self.config.job) for name in self.frames}
         return {
             name: frame if (write := writes[name]) is None else branches.written_in_tasks(frame, write)
-            for name, frame in self.frames.items()
+            for name, frame in frames.items()
         }
 
     @cached_property

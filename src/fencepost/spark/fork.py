@@ -217,6 +217,80 @@ def check_once(needles: Iterable[str], text: str) -> None:
         )
 
 
+def is_called_twice(frame: Any) -> bool:
+    """Would Spark call a Python function twice for a record?
+
+    It takes every function for a deterministic one. So it moves a filter on its result below the column, calls it
+    there, and calls it again for the column: `withColumn("r", f("id")).where("r < 1")` may then give an r of 2.
+    """
+    logical = frame._jdf.queryExecution().analyzed()
+    if not logical.containsPattern(_patterns(frame).PYTHON_UDF()):
+        return False
+    written, run = (sum(map(_calls, plan.nodes(one))) for one in (logical, plan.optimized(frame)))
+    return written < run
+
+
+def called_once(frame: Any) -> Any:
+    """The same rows, each Python function called once for a record."""
+    if not is_called_twice(frame):
+        return frame
+    varying = _Varying(frame, _patterns(frame).PYTHON_UDF())
+    return plan.frame_of(frame, varying.plan(frame._jdf.queryExecution().analyzed()))
+
+
+def check_called_once(frame: Any, job: str) -> None:
+    """Refuse a plan that cannot be changed any more, in which a function is called twice."""
+    if is_called_twice(frame):
+        raise BadConfig(
+            "function_in_writer",
+            "Spark would call a Python function twice for a record, once for a filter and once for the column that is "
+            "written, and the two results may differ.",
+            where=Where(job=job),
+            next="Declare the function with asNondeterministic(), whether it is or not: Spark then calls it once. Or "
+            "use fp.Job(…).write(frame, sink), which takes care of it.",
+        )
+
+
+def _calls(node: Any) -> int:
+    return sum(_is_function(part) for one in plan.elements(node.expressions()) for part in plan.nodes(one))
+
+
+def _is_function(expression: Any) -> bool:
+    return str(expression.getClass().getSimpleName()) == "PythonUDF"
+
+
+class _Varying:
+    """Makes the Python functions in a plan's columns nondeterministic: Spark then computes such a column once."""
+
+    def __init__(self, frame: Any, pattern: Any) -> None:
+        self._jvm = frame.sparkSession._jvm
+        self._catalyst = self._jvm.org.apache.spark.sql.catalyst
+        self._pattern = pattern
+
+    def plan(self, node: Any) -> Any:
+        """A plan, from the bottom up."""
+        if not node.containsPattern(self._pattern):
+            return node
+        node = node.withNewChildren(self._seq(map(self.plan, plan.children_of(node))))
+        if str(node.nodeName()) != "Project":
+            return node
+        columns = self._seq(map(self._expression, plan.elements(node.projectList())))
+        return self._catalyst.plans.logical.Project(columns, node.child())
+
+    def _expression(self, one: Any) -> Any:
+        if not one.containsPattern(self._pattern):
+            return one
+        one = one.withNewChildren(self._seq(map(self._expression, plan.children_of(one))))
+        if not _is_function(one):
+            return one
+        told = [one.productElement(place) for place in range(one.productArity())]
+        told[5] = False
+        return self._catalyst.expressions.PythonUDF(*told)
+
+    def _seq(self, found: Iterable[Any]) -> Any:
+        return spark_session.as_seq(self._jvm, list(found))
+
+
 # --- or the same each time
 
 

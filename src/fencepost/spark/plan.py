@@ -354,7 +354,7 @@ DELAY = "spark.watermarkDelayMs"
 def rows_may_leave(frame: Any) -> bool:
     """Can a row that was emitted in update mode fail a filter later? Nothing is emitted then: a table keeps the row."""
     leaving: list[Any] = []
-    _Values(_patterns(frame)).changing(_optimized(frame), leaving)
+    _Values(_patterns(frame)).changing(optimized(frame), leaving)
     return bool(leaving)
 
 
@@ -367,14 +367,14 @@ def rows_expire(frame: Any) -> bool:
 
 def changing_columns(frame: Any, columns: Collection[str]) -> list[str]:
     """Which of these columns may an aggregate still change, in a row that was emitted in update mode?"""
-    optimized = _optimized(frame)
-    changing = _Values(_patterns(frame)).changing(optimized, [])
-    output = [column for column in _output(optimized) if _number(column) in changing]
+    logical = optimized(frame)
+    changing = _Values(_patterns(frame)).changing(logical, [])
+    output = [column for column in _output(logical) if _number(column) in changing]
     return [str(column.name()) for column in output if column.name() in columns]
 
 
-def _optimized(frame: Any) -> Any:
-    """Where a filter on grouping columns has moved below its aggregate."""
+def optimized(frame: Any) -> Any:
+    """The plan where a filter on grouping columns has moved below its aggregate."""
     optimizer = frame.sparkSession._jsparkSession.sessionState().optimizer()
     return optimizer.execute(frame._jdf.queryExecution().analyzed())
 
