@@ -16,6 +16,7 @@ from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import CommitStateUnknownException, NoSuchTableError
 from pyiceberg.types import LongType
 
+from fencepost.connectors.iceberg import columns
 from fencepost.connectors.iceberg.sink import Iceberg
 from fencepost.connectors.table.database import Conflict, Silent
 from fencepost.testing import SinkContract
@@ -61,6 +62,39 @@ def test_every_kind_of_commit(lake: Lake) -> None:
     assert table.load()
     table.replace(table.write(FOLDER, "handle-2", words(9)), JOB, SINK, mark_of(2))
     assert ([9], mark_of(2)) == (lake.ids(), lake.looked().mark(JOB, SINK, (LINEAGE,)))
+
+
+def test_of_two_first_commits_this_catalog_takes_both_so_that_a_table_without_a_snapshot_is_refused(lake: Lake) -> None:
+    """If the first part fails, the catalog compares now, and we need not refuse."""
+    namespace, _, _ = lake.identifier.partition(".")
+    lake.catalog.create_namespace(namespace)
+    lake.catalog.create_table(lake.identifier, columns.schema_for(SCHEMA), properties={"format-version": "2"})
+    one, two = lake.looked(), lake.looked()
+    [why] = one.unfit(removes=False)
+    assert "it has no snapshot yet" in why
+    one.append(one.write(FOLDER, "handle-0", words(1)), JOB, SINK, mark_of(0))
+    two.append(two.write(FOLDER, "handle-1", words(2)), JOB, "another", mark_of(0))
+    assert [2] == lake.ids()  # and 1 is lost
+    assert [] == lake.looked().unfit(removes=False)
+
+
+def test_a_first_snapshot_that_a_person_gives_is_enough(lake: Lake) -> None:
+    namespace, _, _ = lake.identifier.partition(".")
+    lake.catalog.create_namespace(namespace)
+    lake.catalog.create_table(lake.identifier, columns.schema_for(SCHEMA), properties={"format-version": "2"})
+    [why] = lake.looked().unfit(removes=False)
+    program = why.partition(" with ")[2]
+    exec(program, {"load_catalog": load_catalog, "catalog": lake.properties})  # noqa: S102 - as the words say
+    assert [] == lake.looked().unfit(removes=False)
+
+
+def test_of_two_who_saw_a_new_table_without_rows_the_second_is_refused(lake: Lake) -> None:
+    lake.made()
+    one, two = lake.looked(), lake.looked()
+    one.append(one.write(FOLDER, "handle-0", words(1)), JOB, SINK, mark_of(0))
+    with pytest.raises(Conflict):
+        two.append(two.write(FOLDER, "handle-1", words(2)), JOB, "another", mark_of(0))
+    assert [1] == lake.ids()
 
 
 def test_this_catalog_does_not_take_new_columns_from_the_library_at_all(lake: Lake) -> None:

@@ -21,6 +21,7 @@ from pyiceberg.types import LongType, NestedField, StringType
 from pyiceberg.utils.config import Config
 
 from fencepost.connectors.iceberg import parquet
+from fencepost.connectors.iceberg.columns import schema_for
 from fencepost.connectors.iceberg.mark import ACCEPT, name_of
 from fencepost.connectors.iceberg.table import IcebergLakeTable
 from fencepost.connectors.table.database import BadValue, Broken, Conflict, Denied, RowsRefused, Silent
@@ -652,6 +653,20 @@ def test_a_new_table_has_what_was_asked_for(lake: Lake) -> None:
         "write.metadata.delete-after-commit.enabled": "true",
         "write.metadata.previous-versions-max": "100",
     } == raw.properties
+
+
+def test_where_emptiness_is_not_compared_a_new_table_gets_a_snapshot_and_others_without_one_are_refused(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with a REST catalog; tests/connectors/iceberg/test_rest.py shows one that does not compare."""
+    monkeypatch.setattr("fencepost.connectors.iceberg.table.may_ignore_emptiness", lambda catalog: True)
+    table = lake.made()
+    assert ([], 1, []) == (table.unfit(removes=True), len(lake.raw.metadata.snapshots), lake.ids())
+    lake.append(table, 0, 1)
+    lake.catalog.drop_table(lake.identifier)
+    lake.catalog.create_table(lake.identifier, schema_for(SCHEMA), properties={"format-version": "2"})
+    [why] = lake.looked().unfit(removes=False)
+    assert "it has no snapshot yet" in why
 
 
 def test_a_view_of_that_name_is_refused(lake: Lake, tmp_path: Path) -> None:

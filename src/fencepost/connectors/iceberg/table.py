@@ -25,6 +25,7 @@ from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError, TableAl
 from pyiceberg.manifest import DataFile as IcebergDataFile
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table, TableProperties
+from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.snapshots import Operation
 from pyiceberg.table.update import AddSnapshotUpdate
 from sqlalchemy import exc
@@ -38,6 +39,7 @@ from fencepost.connectors.iceberg.catalog import (
     explained,
     has_tables,
     make_tables,
+    may_ignore_emptiness,
     name_and_properties,
     stamp_of,
 )
@@ -62,6 +64,7 @@ DEFAULTS = {
 """Of a table that we create: without these, every commit leaves a metadata file and a manifest forever."""
 OF_COMMITS = f"{FOLDER}commit"
 """The folder of data files that a commit itself writes."""
+EMPTY = "it has no snapshot yet, and not every REST catalog refuses the second of two first commits"
 ENCRYPTION = "encryption.key-id"
 WAP = "write.wap.enabled"
 OURS = "fencepost."
@@ -188,6 +191,10 @@ class IcebergLakeTable(LakeTable):
                 f"it has {WAP}, so that what is written has to be published by a person: remove that property",
             ),
             (ENCRYPTION in properties, "it is encrypted"),
+            (
+                may_ignore_emptiness(self._connected) and MAIN_BRANCH not in metadata.refs,
+                f"{EMPTY}: give it one with t = {self._by_hand}; t.append(t.schema().as_arrow().empty_table())",
+            ),
         )
         found = [words for is_wrong, words in wrong if is_wrong]
         found += [words for spec in metadata.partition_specs for words in strange(spec, metadata.schema())]
@@ -227,9 +234,13 @@ class IcebergLakeTable(LakeTable):
             spec = spec_of(self._partition_by, made)
             try:
                 catalog.create_namespace_if_not_exists(namespace)
-                catalog.create_table(
+                table = catalog.create_table(
                     self._identifier, made, partition_spec=spec, properties={**DEFAULTS, **self._properties}
                 )
+                if may_ignore_emptiness(catalog):  # its creator alone gives it a first snapshot, without rows
+                    staged = Staged(table)
+                    self._stage_append(staged, (), {})
+                    commit(catalog, table, staged, ())
             except (TableAlreadyExistsError, exc.IntegrityError):
                 if not self.load():
                     raise RowsRefused("something else has its name in the catalog, perhaps a view") from None
@@ -443,16 +454,21 @@ class IcebergLakeTable(LakeTable):
     def how_to_mark(self, job: str, sink: str, owner: Owner) -> tuple[str, str]:
         by_hand = stored(Mark(owner.lineage, owner.generation, 0, "by-hand", owner.writer), None)
         text = by_hand.text().replace('"epoch":0', '"epoch":{epoch}')
-        if isinstance(self._given, str):
-            catalog = f"load_catalog({self._given!r})"
-        else:
-            catalog = "load_catalog(**catalog)" if "name" in self._given else "load_catalog('default', **catalog)"
-        begin = f"from pyiceberg.catalog import load_catalog; {catalog}.load_table({self._identifier!r}).transaction()"
+        begin = f"from pyiceberg.catalog import load_catalog; {self._by_hand}.transaction()"
         key = name_of(job, sink)
         return (
             f"{begin}.remove_properties({key!r}).commit_transaction()",
             f"{begin}.set_properties({{{key!r}: {text!r}}}).commit_transaction()",
         )
+
+    @property
+    def _by_hand(self) -> str:
+        """The table, in Python."""
+        if isinstance(self._given, str):
+            catalog = f"load_catalog({self._given!r})"
+        else:
+            catalog = "load_catalog(**catalog)" if "name" in self._given else "load_catalog('default', **catalog)"
+        return f"{catalog}.load_table({self._identifier!r})"
 
     def close(self) -> None:
         self._table = None
