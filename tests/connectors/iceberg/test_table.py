@@ -614,7 +614,7 @@ def test_no_name_and_no_error_has_a_value_of_a_row(lake: Lake, tmp_path: Path) -
         update.add_column("number", StringType())
     assert table.load()
     with pytest.raises(RowsRefused) as raised:
-        table.check_rows(rows_of([{"id": 4711, "word": "Geheimnis"}]))
+        table.write(FOLDER, "another", rows_of([{"id": 4711, "word": "Geheimnis"}]))
     assert "the rows do not fit: column 'id' is missing" == str(raised.value)
 
 
