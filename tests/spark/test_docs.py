@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, Producer
+from fencepost_proof.checkers.readers import in_delta
 from pages import BLOCKS, PYTHON, ROOT, text_of
 from pyspark.sql.streaming.readwriter import DataStreamReader
 
@@ -216,6 +217,25 @@ def session(page: str, folder: Path, first: str, last: str) -> None:
 def test_the_ten_lines_run_as_printed(tmp_path: Path) -> None:
     session("README.md", tmp_path, "mkdir lines", "python -c")
     assert "('to', 2)" in text_of("README.md")
+
+
+SQLITE = 'fp.SQLite("words.db", table="counts", key="word")'
+
+
+@pytest.mark.long
+@pytest.mark.spark
+def test_the_ten_lines_run_with_the_delta_table_that_stands_below_them(tmp_path: Path) -> None:
+    [block] = [block for block in PYTHON if block.page == "README.md"]
+    sink = 'fp.Delta("lake/counts", key="word")'
+    assert f"With `{sink}` in its place" in text_of("README.md")
+    assert 1 == block.text.count(SQLITE)
+    (tmp_path / "wordcount.py").write_text(block.text.replace(SQLITE, sink))
+    (tmp_path / "lines").mkdir()
+    (tmp_path / "lines" / "1.txt").write_text("to be or not to be\n")
+    subprocess.run([sys.executable, "wordcount.py"], cwd=tmp_path, check=True, timeout=300)
+    assert [("be", 2), ("not", 1), ("or", 1), ("to", 2)] == sorted(
+        in_delta(str(tmp_path / "lake/counts"), "word, count")
+    )
 
 
 @pytest.mark.long
