@@ -613,9 +613,11 @@ def test_no_name_and_no_error_has_a_value_of_a_row(lake: Lake, tmp_path: Path) -
         update.delete_column("id")
         update.add_column("number", StringType())
     assert table.load()
-    with pytest.raises(RowsRefused) as raised:
-        table.write(FOLDER, "another", rows_of([{"id": 4711, "word": "Geheimnis"}]))
-    assert "the rows do not fit: column 'id' is missing" == str(raised.value)
+    rows = rows_of([{"id": 4711, "word": "Geheimnis"}])
+    for tried in (lambda: table.check_rows(rows), lambda: table.write(FOLDER, "another", rows)):
+        with pytest.raises(RowsRefused) as raised:
+            tried()
+        assert "the rows do not fit: column 'id' is missing" == str(raised.value)
 
 
 # --- what is refused
