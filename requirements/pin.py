@@ -36,6 +36,7 @@ DEVELOP = (
     "starlette",
     "uvicorn",
     "jinja2",
+    "prometheus-client",
     "pg8000",
     "hatchling",
     "build",

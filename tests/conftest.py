@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from fencepost_proof.rig.cassandra import Cassandra
-from fencepost_proof.rig.debs import MARIADB, MYSQL, PGBOUNCER, REDIS, unpack
+from fencepost_proof.rig.debs import MARIADB, MYSQL, PGBOUNCER, PROMETHEUS, REDIS, unpack
 from fencepost_proof.rig.hdfs import Hdfs, unpacked
 from fencepost_proof.rig.jars import CASSANDRA, KAFKA_BROKER, S3_SERVER, S3A, RigFailed, fetch, java
 from fencepost_proof.rig.kafka import Broker
@@ -41,6 +41,7 @@ SERVICES: dict[str, Callable[[], object]] = {
     "mariadb": lambda: unpack(MARIADB),
     "mysql": lambda: unpack(MYSQL),
     "redis": lambda: unpack(REDIS),
+    "prometheus": lambda: unpack(PROMETHEUS),
     "cassandra": lambda: (java(), fetch(CASSANDRA)),
     "hdfs": lambda: (java(), unpacked()),
     "s3": lambda: (java(), fetch(S3_SERVER), fetch(S3A)),

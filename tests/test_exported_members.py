@@ -18,6 +18,7 @@ OF_A_JOB = [
     "check",
     "checkpoint",
     "map",
+    "metrics",
     "name",
     "on_complete",
     "on_failure",

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, cast, get_args
 from fencepost import settings
 from fencepost.config import Backend, BridgeName, Checkpoint, RunConfig, Strategy, one_strategy, settled
 from fencepost.contract import Sink, Source
-from fencepost.errors import BadConfig, FencepostError, Tolerance, Where
+from fencepost.errors import BadConfig, FencepostError, Tolerance, Where, require
 from fencepost.guarantee import Guarantee, Report
 from fencepost.observe import commands, console
 from fencepost.observe.events import Kind
@@ -39,6 +39,7 @@ from fencepost.runtime.start import start as start_query
 from fencepost.spark import bad_records, connector, fork, gateway, plan, spark_session
 from fencepost.spark.diagnosis import names_of
 from fencepost.spark.progress import Intake
+from fencepost.store import place
 from fencepost.supervise import link, warmup
 
 if TYPE_CHECKING:
@@ -542,6 +543,17 @@ class Job:
         """Call a function before the query is restarted in this process, and before the delay."""
         self._observer.call(callback, Kind.RESTARTED)
         return callback
+
+    def metrics(self, port: int, *, host: str = "127.0.0.1") -> int:
+        """Answer Prometheus at this port, until the process ends; 0 takes any that is free. Returns the port.
+
+        The figures come from the checkpoint, so nothing is added to an epoch. Under `fencepost run` use its
+        `--metrics`, which also answers while the driver is being restarted. Needs `fencepost[metrics]`.
+        """
+        require("metrics_missing", "prometheus_client", extra="metrics", purpose="for job.metrics()")
+        from fencepost.observe.metrics import Metrics, serve  # noqa: PLC0415 - of an extra
+
+        return serve(Metrics(lambda: [(self.name, place(self.checkpoint))]), f"{host}:{port}")
 
     def stop(self) -> None:
         """Stop the query; an epoch that is being written is finished first, one whose tasks still run is dropped."""

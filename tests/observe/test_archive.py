@@ -227,6 +227,26 @@ def test_a_follower_reads_on_over_a_cut_line_and_a_rotation(tmp_path: Path) -> N
     assert follower.problem is None
 
 
+def test_a_follower_gets_each_event_once_whatever_is_rotated_between_two_looks(tmp_path: Path) -> None:
+    (tmp_path / "fencepost").mkdir()
+    follower, journal = Follower(tmp_path), Journal(tmp_path)
+
+    def note(*epochs: int) -> None:
+        for epoch in epochs:
+            journal.note(event(Kind.COMPLETE, "2026-01-01T00:00:00+00:00", epoch=epoch))
+
+    def new() -> list[int | None]:
+        return [one.epoch for one in follower.new()]
+
+    note(0, 1)
+    assert [0, 1] == new()
+    note(2)
+    path_of(tmp_path).replace(older_of(path_of(tmp_path)))
+    note(3)
+    assert [2, 3] == new()
+    assert [] == new()
+
+
 def test_a_journal_that_cannot_be_read_is_said(tmp_path: Path) -> None:
     checkpoint = ended(tmp_path)
     path_of(checkpoint).unlink()

@@ -281,6 +281,14 @@ def test_what_moves_is_sent_once_and_a_browser_that_leaves_is_forgotten(tmp_path
             assert f'id="{part}"' in page, "the page has a place for it"
 
 
+def test_prometheus_can_scrape_it(tmp_path: Path) -> None:
+    app = shown(ended(tmp_path))
+    answer = get(app, "/metrics")
+    assert (200, "text/plain; version=0.0.4; charset=utf-8") == (answer.status, answer.headers["content-type"])
+    assert 'fencepost_epochs_total{checkpoint="' in answer.text
+    assert 'outcome="complete"} 2.0' in answer.text
+
+
 def test_too_many_open_pages_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fencepost.ui.application.STREAMS", 0)
     assert 503 == get(shown(ended(tmp_path)), "/live").status
@@ -335,7 +343,7 @@ def test_a_port_in_use_is_said() -> None:
 def test_whoever_is_not_of_this_machine_is_refused(headers: dict[str, str], tmp_path: Path) -> None:
     checkpoint = ended(tmp_path)
     app = shown(checkpoint)
-    for path in (*everything(checkpoint), "/live", "/static/page.js"):
+    for path in (*everything(checkpoint), "/live", "/metrics", "/static/page.js"):
         answer = get(app, path, **headers)
         assert answer.status in {403, 405, 421}
         assert "stand-in" not in answer.text

@@ -5,16 +5,18 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 import click
 
 from fencepost.cli.frame import FileCommand
 from fencepost.config import parse
-from fencepost.errors import UNCHANGED, BadConfig, seconds
-from fencepost.observe import journal
+from fencepost.errors import UNCHANGED, BadConfig, require, seconds
+from fencepost.observe import journal, registry
 from fencepost.observe.terminal import LiveLine
 from fencepost.spark import spark_session
+from fencepost.store import Place, place
 from fencepost.supervise.supervisor import Orders, Supervisor
 
 log = logging.getLogger("fencepost.supervise")
@@ -36,6 +38,8 @@ log = logging.getLogger("fencepost.supervise")
 @click.option("--master", help="Where Spark runs, for example spark://host:7077; overrides FILE.")
 @click.option("--conf", multiple=True, metavar="NAME=VALUE", help="A Spark setting; overrides "
               "fp.Job(conf=…) in FILE. NAME=env:VARIABLE keeps a secret off the command line.")  # fmt: skip
+@click.option("--metrics", "address", metavar="[HOST:]PORT", help="Answer Prometheus here, also while the driver is "
+              "being restarted; without HOST only on this machine. Needs fencepost[metrics].")  # fmt: skip
 def run(  # noqa: PLR0917 - click calls it by keyword
     file: Path,
     arguments: tuple[str, ...],
@@ -46,6 +50,7 @@ def run(  # noqa: PLR0917 - click calls it by keyword
     style: str,
     master: str | None,
     conf: tuple[str, ...],
+    address: str | None,
 ) -> None:
     """Run FILE as python would, with ARGUMENTS, and restart it when it fails, dies or hangs.
 
@@ -75,7 +80,22 @@ def run(  # noqa: PLR0917 - click calls it by keyword
     if style == journal.JSON:
         os.environ[journal.STYLE] = style  # for the drivers
         journal.use_json()
+    if address is not None:
+        _serve_metrics(address, file)
     sys.exit(Supervisor(orders, log.info if style == journal.JSON else _say).run())
+
+
+def _serve_metrics(address: str, file: Path) -> None:
+    """Of all jobs that the file starts: which those are is known once they have started."""
+    require("metrics_missing", "prometheus_client", extra="metrics", purpose="for --metrics")
+    from fencepost.observe.metrics import Metrics, serve  # noqa: PLC0415 - of an extra
+
+    began = datetime.now(UTC).isoformat(timespec="seconds")
+
+    def jobs() -> list[tuple[str, Place]]:
+        return [(one.name, place(one.checkpoint)) for one in registry.by_file(file) if one.at >= began]
+
+    serve(Metrics(jobs), address)
 
 
 def _say(text: str) -> None:

@@ -134,6 +134,8 @@ class SinkStanding:
     """It did not say whether it holds the newest one."""
     deadline_s: float | None
     """Until its open transaction times out; negative: it has."""
+    timeout_s: float | None
+    """Of that transaction."""
     aborted: int
     """Units that no decision named and that were undone, as far as the journal goes back."""
 
@@ -175,6 +177,8 @@ class Summary:
     sources: tuple[SourceStanding, ...] = ()
     records: int | None = None
     """The number of the ledger's newest record."""
+    first: int = 0
+    """The epoch that this lineage began with."""
     verified: int | None = None
     """The oldest record that this look verified; older ones were not read."""
     journal: str | None = None
@@ -256,6 +260,7 @@ class JobArchive:
                 sinks=tuple(_sinks(look.state, look)),
                 sources=tuple(_sources(look)),
                 records=look.state.last,
+                first=look.state.lineage.first_epoch,
                 verified=max(look.state.oldest, look.state.last - WINDOW),
                 journal=self._follower.problem,
             )
@@ -310,6 +315,13 @@ class JobArchive:
         """Starts, ends, failures and what recovery did, newest first, as far as the journal goes back."""
         with self._change:
             return tuple(event for event in reversed(self._follower.events()) if event.kind in TIMELINE)
+
+    def rewrites(self, after: int) -> int:
+        """How many of the newest records, above this number, say that lost rows were written again."""
+        with self._change:
+            look = self._look()
+            new = (look.record(number) for number in look.numbers[-WINDOW:] if number > after)
+            return sum(record is not None and isinstance(record.body, Redo) for record in new)
 
     def drivers(self) -> tuple[Record, ...]:
         """The drivers that the ledger's newest records name, newest first: also where there is no journal."""
@@ -534,6 +546,7 @@ def _sinks(state: State, look: _Reading) -> Iterator[SinkStanding]:
             at=next((e.at for e in reversed(surely) if e.epoch == holds), None),
             doubt=is_open and bool(confirmed) and confirmed[-1].epoch == wanted and confirmed[-1] not in surely,
             deadline_s=_deadline(handles) if is_open else None,
+            timeout_s=_timeout(handles) if is_open else None,
             aborted=sum(e.kind is Kind.ABORTED and e.sink == name for e in look.events),
         )
 
@@ -543,6 +556,12 @@ def _deadline(handles: Sequence[Handle]) -> float | None:
     ends = [_end(handle.body) for handle in handles]
     known = [end for end in ends if end is not None]
     return min(known) - time.time() if known else None
+
+
+def _timeout(handles: Sequence[Handle]) -> float | None:
+    told = [handle.body.get("timeout_ms") for handle in handles]
+    known = [ms / 1000 for ms in told if isinstance(ms, int)]
+    return min(known) if known else None
 
 
 def _end(body: Mapping[str, Any]) -> float | None:

@@ -18,6 +18,7 @@ import logging
 import os
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -35,6 +36,8 @@ FULL: Final = 1_000_000
 JOURNAL: Final = StoredFormat("The journal", 1)
 """A line of a newer fencepost is read as far as its keys are known; of a kind that we do not know, left out."""
 BEGIN: Final = b'{"kind":'
+FOLLOWED: Final = 30_000
+"""Events that a follower keeps: more than two full files have."""
 
 log = logging.getLogger("fencepost")
 Callback = Callable[[Event], object]
@@ -180,31 +183,52 @@ class Follower:
     """The events of a checkpoint for somebody who asks again and again: only what is new is read."""
 
     def __init__(self, checkpoint: str | os.PathLike[str] | RemotePath) -> None:
-        self._checkpoint = checkpoint
         self._path = path_of(checkpoint)
-        self._events: list[Event] = []
+        self._events: deque[Event] = deque(maxlen=FOLLOWED)
         self._file: int | None = None
-        """The inode of the newest file; another one: it was rotated."""
+        """The inode of the newest file; another one: it was rotated, or it is another journal."""
         self._read = 0
         """Bytes of it, all whole lines."""
 
     def events(self) -> list[Event]:
-        """All that are kept, oldest first."""
+        """All that are kept, oldest first. Use either this or `new`."""
+        self._events.extend(self.new())
+        return list(self._events)
+
+    def new(self) -> list[Event]:
+        """What was noted since the last call; the first one gets all that is kept."""
+        found: list[Event] = []
         try:
             with self._path.open("rb") as file:
-                found = os.fstat(file.fileno())
-                if found.st_ino != self._file or found.st_size < self._read:
-                    self._events = list(_events(_lines(older_of(self._path))[0]))
-                    self._file, self._read = found.st_ino, 0
+                now = os.fstat(file.fileno())
+                if now.st_ino != self._file or now.st_size < self._read:
+                    found = self._before()
+                    self._file, self._read = now.st_ino, 0
                 file.seek(self._read)
-                new = file.read()
+                data = file.read()
         except OSError:
-            self._events, self._file = [], None
+            self._events.clear()
+            self._file, self._read = None, 0
             return []
-        whole = new[: new.rfind(b"\n") + 1]
+        whole = data[: data.rfind(b"\n") + 1]
         self._read += len(whole)
-        self._events.extend(_events(whole.splitlines()))
-        return list(self._events)
+        found.extend(_events(whole.splitlines()))
+        return found
+
+    def _before(self) -> list[Event]:
+        """What the older file has that was not read: if it is the one that we were reading, its end."""
+        begin = 0
+        try:
+            with older_of(self._path).open("rb") as file:
+                if os.fstat(file.fileno()).st_ino == self._file:
+                    begin = self._read
+                else:
+                    self._events.clear()
+                file.seek(begin)
+                return list(_events(file.read().splitlines()))
+        except OSError:
+            self._events.clear()
+            return []
 
     @property
     def problem(self) -> str | None:

@@ -3,7 +3,7 @@
     /                      jobs                  /explain, /explain/CODE
     /jobs/KEY              one job               /jobs/KEY/epochs, …/epochs/N, …/sinks, …/starts, …/state, …/guarantee
     /live, /jobs/KEY/live  what moves, as server-sent events
-    /api/v1/…              the same as JSON
+    /api/v1/…              the same as JSON      /metrics
 
 Only GET, only with a Host of this machine, never a script or a style from within a page. Nothing here writes.
 """
@@ -17,7 +17,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
@@ -31,7 +31,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fencepost.admin import state as states
-from fencepost.errors import UNCHANGED, BadConfig, FencepostError, Retryable
+from fencepost.errors import UNCHANGED, BadConfig, FencepostError, Retryable, require
 from fencepost.observe import wording
 from fencepost.observe.archive import Wanted
 from fencepost.observe.events import Event, Kind
@@ -41,6 +41,9 @@ from fencepost.store import savepoints
 from fencepost.store.retry import at_most
 from fencepost.ui.picture import HEIGHT, STEP, WIDTH, curve_of, outcome_of, strip_of
 from fencepost.ui.shelf import PATIENCE_S, Glance, Shelf, ShownJob
+
+if TYPE_CHECKING:
+    from fencepost.observe.metrics import Metrics
 
 HOST: Final = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d{1,5})?", re.IGNORECASE)
 """A page of another site that has its own name point to this machine sends that name, and is refused."""
@@ -93,6 +96,7 @@ def application(shelf: Shelf, codes: Codes, more: Sequence[Route] = ()) -> Guard
         Route("/jobs/{key}/starts", pages.starts),
         Route("/jobs/{key}/state", pages.state),
         Route("/jobs/{key}/guarantee", pages.guarantee),
+        Route("/metrics", pages.metrics),
         *more,
         Mount("/static", StaticFiles(packages=[("fencepost.ui", "static")])),
     ]
@@ -163,6 +167,7 @@ class Pages:
         self._codes = codes
         self._templates = templates()
         self._streams = 0
+        self._metrics: Metrics | None = None
         self.is_ending: Callable[[], bool] = lambda: False
         self._moving: dict[str, tuple[float, dict[str, str]]] = {}
 
@@ -301,6 +306,16 @@ class Pages:
             safe=UNCHANGED,
             next="Choose one from the list: /explain.",
         )
+
+    async def metrics(self, request: Request) -> Response:
+        """For Prometheus."""
+        require("metrics_missing", "prometheus_client", extra="metrics", purpose="for /metrics")
+        from fencepost.observe.metrics import Metrics  # noqa: PLC0415 - of an extra
+
+        if self._metrics is None:
+            self._metrics = Metrics(lambda: [(job.name, job.archive.root) for job in self._shelf.jobs()])
+        text = await run_in_threadpool(self._metrics.text)
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     # --- what is wrong
 

@@ -81,6 +81,8 @@ MARIADB = DebSet(
 
 PGBOUNCER = DebSet("pgbouncer", ("pgbouncer", "libc-ares2", "libevent-2.1-7"), ("pgbouncer",))
 
+PROMETHEUS = DebSet("prometheus", ("prometheus",), ("prometheus", "promtool"))
+
 MYSQL = DebSet("mysql", ("mysql-server-core",), ("mysqld",), suite="sid")
 """No stable Debian has it, and what sid has changes by the day."""
 
