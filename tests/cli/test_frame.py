@@ -164,6 +164,14 @@ def test_bash_completes_verbs_options_and_the_names_of_jobs(tmp_path: Path) -> N
     }
     assert {"--savepoint"} <= completed("fencepost stop --sa")
     assert {"orders"} <= completed("fencepost status ord")
+    script = (
+        'eval "$("$1" completion bash)"; compopt() { :; }\n'  # which works only while a person completes
+        'COMP_WORDS=(fencepost verify ord); COMP_CWORD=2; _fencepost_completion "$1"; echo "${COMPREPLY[@]}"'
+    )
+    words = ["bash", "-c", script, "bash", str(Path(sys.executable).with_name("fencepost"))]
+    env = {**os.environ, "FENCEPOST_HOME": str(tmp_path)}
+    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
+    assert ("orders\n", "") == (done.stdout, done.stderr)
 
 
 def test_versions_are_told_to_people_and_programs() -> None:

@@ -129,12 +129,10 @@ class JobType(click.ParamType):  # type: ignore[type-arg]  # not generic in olde
         return find(value) if isinstance(value, str) else value
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """The names of jobs started on this machine, and files."""
+        """The names of jobs started on this machine, and files. Files first: in bash they clear what stands before."""
         known = sorted({noted.name for noted in registry.everything()})
-        return [
-            *(CompletionItem(name, help="job") for name in known if name.startswith(incomplete)),
-            CompletionItem(incomplete, type="file"),
-        ]
+        names = (CompletionItem(name, help="job") for name in known if name.startswith(incomplete))
+        return [CompletionItem(incomplete, type="file"), *names]
 
 
 class PlaceType(click.ParamType):  # type: ignore[type-arg]  # as above
