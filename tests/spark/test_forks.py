@@ -163,8 +163,10 @@ def test_a_writer_in_which_spark_calls_twice_is_refused_with_the_cure(
 
 def test_a_plan_in_which_spark_calls_once_stays_as_it_is(lines: Any, spark: SparkSession, place: Place) -> None:
     """So that Spark still moves filters on other columns below the call."""
-    drawn = lines(place.job(spark)).withColumn("r", draw()("value"))
-    for frame in (drawn, drawn.where("value > 7"), drawn.groupBy("value").count()):
+    rows = lines(place.job(spark))
+    drawn = rows.withColumn("r", draw()("value"))
+    both = rows.unionAll(rows).withColumn("r", draw()("value"))  # Spark calls it below the union, on either side
+    for frame in (drawn, drawn.where("value > 7"), drawn.groupBy("value").count(), both):
         assert fork.called_once(frame) is frame
     again = fork.called_once(drawn.where("r < 0.5"))
     assert (["value", "r"], True) == (again.columns, fork.called_once(again) is again)
