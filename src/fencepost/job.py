@@ -26,7 +26,8 @@ from fencepost.config import Backend, BridgeName, Checkpoint, RunConfig, Strateg
 from fencepost.contract import Sink, Source
 from fencepost.errors import BadConfig, FencepostError, Tolerance, Where, require
 from fencepost.guarantee import Guarantee, Report
-from fencepost.observe import commands, console
+from fencepost.observe import commands, console, picture, wording
+from fencepost.observe.archive import JobArchive
 from fencepost.observe.events import Kind
 from fencepost.observe.journal import Callback, Observer
 from fencepost.observe.terminal import LiveLine, ProgressLine
@@ -40,6 +41,7 @@ from fencepost.spark import bad_records, connector, fork, gateway, plan, spark_s
 from fencepost.spark.diagnosis import names_of
 from fencepost.spark.progress import Intake
 from fencepost.store import place
+from fencepost.store.retry import at_most
 from fencepost.supervise import link, warmup
 
 if TYPE_CHECKING:
@@ -589,11 +591,20 @@ class Job:
         return f"<fencepost.Job {self.name!r} {self._config.guarantee.word} → {sinks}>"
 
     def _repr_html_(self) -> str:
-        """For notebooks: the links and the guarantee they give."""
+        """For notebooks: how it is doing, its newest epochs, the links and the guarantee they give."""
         rows = self.check().rows if self._branches else []
         head = "<tr><th>link</th><th>at best</th><th>why</th></tr>"
         cells = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-        return f"<b>{html.escape(self.name)}</b><table>{head}{cells}</table>"
+        return f"<b>{html.escape(self.name)}</b>{self._strip()}<table>{head}{cells}</table>"
+
+    def _strip(self) -> str:
+        """The newest epochs as bars, with a line of figures; nothing before the first start."""
+        try:
+            with at_most(3.0):
+                found = JobArchive(place(self.checkpoint)).summary(recent=60)
+        except (FencepostError, OSError):
+            return ""
+        return f"<div>{html.escape(wording.line_of(found))}</div>{picture.svg_of(found.recent)}"
 
     def _dead_letters(self, on_bad_record: str, dead: Any, frame: Any = None) -> Sink | None:
         """Check the arguments; return the dead-letter sink, if there is one."""

@@ -59,7 +59,7 @@ def test_the_figures_are_those_of_the_ledger(tmp_path: Path) -> None:
     assert len(state.decisions) == found["epochs_total", "complete"] == found["epoch_duration_seconds_count", "all"]
     assert state.done_through == found["epoch_last_committed",]
     rows = sum(handle.rows for _, decision in state.decisions for handle in decision.handles)
-    assert rows == found["rows_total", "out", "db"] == found["rows_total", "in"]
+    assert rows == found["rows_total", "out", "db"]
     assert (1.0, 0.0, 1.0) == (
         found["job_condition", "stopped"],
         found["job_condition", "dead"],
@@ -116,7 +116,7 @@ def test_an_epoch_that_recovery_reports_again_is_counted_once() -> None:
     tally = Tally()
     for again in (None, True):
         tally.take(event(Kind.COMPLETE, epoch=1, rows=5, seconds=0.2, again=again))
-    assert (5, 1) == (tally.read, sum(tally.took["all"].counts))
+    assert 1 == sum(tally.took["all"].counts)
 
 
 def test_rows_that_recovery_commits_again_are_counted_once() -> None:

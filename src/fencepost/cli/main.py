@@ -31,6 +31,7 @@ GROUPS: dict[str, dict[str, Verb]] = {
         "status": Verb("status", "Show how a job is doing: running or not, which epoch, what happened last."),
         "ui": Verb("ui", "Show jobs in a browser: epochs, sinks, starts, failures, state; running, stopped or dead."),
         "epochs": Verb("epochs", "List a job's epochs, or show everything known about one."),
+        "top": Verb("top", "Show jobs as they go: epochs, rows a second, what is open. Ctrl-C ends it."),
         "metrics": Verb("metrics", "Get alert rules for Prometheus and a dashboard for Grafana."),
         "stop": Verb("stop", "Let a running job finish its epoch, then stop it."),
         "cancel": Verb("stop", "Stop a running job at once."),

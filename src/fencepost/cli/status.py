@@ -29,7 +29,8 @@ SHORT_S: Final = 3.0
 @click.command()
 @click.argument("checkpoint", metavar="[JOB]", type=JOB, required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def status(checkpoint: Place | None, as_json: bool) -> None:
+@click.option("--watch", "is_watched", is_flag=True, help="Go on until Ctrl-C; in a pipe a line for every change.")
+def status(checkpoint: Place | None, as_json: bool, is_watched: bool) -> None:
     """Show how a job is doing: running or not, which epoch, what happened last.
 
     JOB is its file, its name or its checkpoint (a folder, or its URL); without it, there is a line for every job that
@@ -39,6 +40,11 @@ def status(checkpoint: Place | None, as_json: bool) -> None:
     Exit code 0: it is running, will be restarted, or was stopped cleanly; 1: it failed or is dead; 3: a person is
     needed, or an outcome is in doubt.
     """
+    if is_watched:
+        from fencepost.cli.top import watch  # noqa: PLC0415 - it imports this one
+
+        watch([] if checkpoint is None else [checkpoint], as_json=as_json)
+        return
     if checkpoint is None:
         found = [health for noted in registry.everything() if (health := _look(noted)) is not None]
         if as_json:

@@ -83,7 +83,6 @@ class Tally:
     commits: Counter[tuple[str, str]] = field(default_factory=Counter)
     """By sink and result."""
     restarts: Counter[str] = field(default_factory=Counter)
-    read: int = 0
     written: Counter[str] = field(default_factory=Counter)
     """Rows by sink."""
     fenced: int = 0
@@ -97,7 +96,6 @@ class Tally:
         if (phase := PHASES.get(kind)) is not None and event.seconds is not None:
             self.took[phase].add(event.seconds)
         if kind is Kind.COMPLETE and not event.again:
-            self.read += event.rows or 0
             self.took["all"].add(event.seconds or 0.0)
         elif kind is Kind.COMMITTED:
             self._take_commit(event, event.sink or "")
@@ -232,7 +230,7 @@ COUNTERS: Final = {
         ("sink", "result"),
     ),
     "restarts": ("Restarts of the query or the driver, by error code.", ("cause",)),
-    "rows": ("Rows of complete epochs (in), and rows that sinks committed (out).", ("direction", "sink")),
+    "rows": ("Rows that sinks committed (out).", ("direction", "sink")),
     "fenced": ("Drivers that a newer one fenced.", ()),
     "rewrites": ("Times that a lost transaction was written again from the kept rows.", ()),
     "aborted_units": ("Units that no decision named and that were undone.", ()),
@@ -291,7 +289,6 @@ def _add_counts(found: _Families, one: _Measured) -> None:
         found.add("commits", count, sink, result)
     for cause, count in sorted(tally.restarts.items()):
         found.add("restarts", count, cause)
-    found.add("rows", tally.read, "in", "")
     for sink, count in sorted(tally.written.items()):
         found.add("rows", count, "out", sink)
     found.add("fenced", tally.fenced)

@@ -8,6 +8,7 @@ from typing import Any
 
 from fencepost.errors import LATER
 from fencepost.observe import registry
+from fencepost.observe.archive import Summary
 from fencepost.observe.health import Condition, Health, instant
 
 WORDS: dict[Condition, str] = {
@@ -29,6 +30,25 @@ SAFE = {
     "at_least_once": "Nothing is lost; rows of the last epoch may be duplicated.",
     "at_most_once": "Nothing is duplicated; rows of the last epoch may be lost.",
 }
+
+
+def line_of(found: Summary) -> str:
+    """A job in one line, for a log, a pipe or a notebook."""
+    health = found.health
+    parts = ["damaged" if health.damage else WORDS.get(health.condition, health.condition)]
+    if health.epoch is not None:
+        parts.append(f"epoch {health.epoch} complete")
+    if health.flight is not None:
+        parts.append(f"{health.flight.epoch}: {STEPS[health.flight.step]}")
+    if found.rows_per_s is not None:
+        parts.append(f"{found.rows_per_s:,.0f} rows/s")
+    if found.spread is not None:
+        parts.append(f"p50 {span(found.spread.p50)}, p99 {span(found.spread.p99)}")
+    if late := [sink.name for sink in found.sinks if not sink.meets]:
+        parts.append(f"not yet in {', '.join(late)}")
+    if health.restarts:
+        parts.append(f"{health.restarts} restart{'s' if health.restarts > 1 else ''}")
+    return " · ".join(parts)
 
 
 def plain(health: Health) -> dict[str, Any]:

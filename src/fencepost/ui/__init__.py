@@ -1,7 +1,6 @@
 """`fencepost ui`: pages that show jobs from what their checkpoints hold; the driver may be running, stopped or dead.
 
     shelf         which jobs are shown, and what was last known of each
-    picture       the strip of epochs and the lines below it, as shapes
     application   pages, by Starlette; only GET, only for this machine
     api           the same as JSON, under /api/v1
     listener      the port

@@ -36,10 +36,10 @@ from fencepost.observe import wording
 from fencepost.observe.archive import Wanted
 from fencepost.observe.events import Event, Kind
 from fencepost.observe.history import PHASES
+from fencepost.observe.picture import HEIGHT, STEP, WIDTH, curve_of, outcome_of, strip_of
 from fencepost.protocol.format import VERSION
 from fencepost.store import savepoints
 from fencepost.store.retry import at_most
-from fencepost.ui.picture import HEIGHT, STEP, WIDTH, curve_of, outcome_of, strip_of
 from fencepost.ui.shelf import PATIENCE_S, Glance, Shelf, ShownJob
 
 if TYPE_CHECKING:

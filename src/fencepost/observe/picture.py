@@ -1,4 +1,7 @@
-"""Pictures of epochs as plain shapes: what a template draws as SVG. Numbers only, no text of a job's."""
+"""Pictures of epochs: as plain shapes, which a template draws; as SVG for a notebook; as letters for a terminal.
+
+Numbers only, no text of a job's.
+"""
 
 from __future__ import annotations
 
@@ -83,6 +86,47 @@ def _bar(epoch: Epoch, x: float, top_s: float) -> Bar:
     if not boxes:
         boxes = [Box("unknown", HEIGHT - 12, 12.0)]
     return Bar(epoch, round(x, 1), tuple(boxes), outcome_of(epoch))
+
+
+LETTERS: Final = "▁▂▃▄▅▆▇█"
+MARKS: Final = {"failed": "x", "begun": "·", "decided": "o", "claimed": "o"}
+"""Epochs that are not complete."""
+INKS: Final = {
+    "tasks": "#9aa8a5",
+    "pre-commit": "#6fb7ae",
+    "vote": "#2b8a80",
+    "decide": "#d08a1d",
+    "commit": "#4b79c9",
+    "unknown": "#c3cbc9",
+}
+"""That can be seen on a light and on a dark ground."""
+
+
+def letters_of(epochs: Sequence[Epoch]) -> str:
+    """Each epoch a letter: as high as it took, or a mark if it is not complete."""
+    known = sorted(one.seconds for one in epochs if one.seconds is not None)
+    top = known[min(len(known) - 1, int(0.9 * len(known)))] if known else 0.0
+    return "".join(MARKS.get(one.standing) or _letter(one.seconds, top) for one in epochs)
+
+
+def _letter(seconds: float | None, top: float) -> str:
+    if seconds is None or top <= 0:
+        return LETTERS[0]
+    return LETTERS[min(len(LETTERS) - 1, int(seconds / top * (len(LETTERS) - 1)))]
+
+
+def svg_of(epochs: Sequence[Epoch]) -> str:
+    """The strip by itself, with its colours in it."""
+    strip = strip_of(epochs)
+    boxes = "".join(
+        f'<rect x="{bar.x}" y="{box.y}" width="{WIDTH}" height="{box.height}" fill="{INKS[box.phase]}"/>'
+        for bar in strip.bars
+        for box in bar.boxes
+    )
+    return (
+        f'<svg viewBox="0 0 {strip.width} {HEIGHT}" width="{strip.width}" height="{HEIGHT / 2}" role="img" '
+        f'preserveAspectRatio="none" aria-label="{len(epochs)} epochs">{boxes}</svg>'
+    )
 
 
 def curve_of(values: Sequence[float | None], height: float = 40.0) -> Curve:
