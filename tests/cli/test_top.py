@@ -97,6 +97,13 @@ def test_one_line_says_what_is_open(tmp_path: Path) -> None:
     assert "not yet in db" in line
 
 
+def test_an_epoch_that_a_dead_driver_began_is_not_said_to_run(tmp_path: Path) -> None:
+    line = line_of(JobArchive(ended(tmp_path, "decide.before=kill@2")).summary())
+    assert line.startswith("dead · epoch 0 complete · 1: voted, not decided")
+    path = ended(tmp_path / "b", "engine.begun=kill@2")
+    assert "1: begun, not decided" in line_of(JobArchive(path).summary())
+
+
 def test_a_notebook_shows_the_strip(tmp_path: Path) -> None:
     checkpoint = ended(tmp_path)
     shown = fp.Job("<b>job", checkpoint=str(checkpoint))._repr_html_()

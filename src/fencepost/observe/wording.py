@@ -25,6 +25,8 @@ STEPS = {
     "decided": "decided, being committed",
     "committed": "decided, being committed",
 }
+IDLE = {"begun": "begun, not decided", "opened": "begun, not decided"}
+"""The same while no driver is running: nothing of it is visible, and it reruns."""
 SAFE = {
     "exactly_once": LATER,
     "at_least_once": "Nothing is lost; rows of the last epoch may be duplicated.",
@@ -39,7 +41,7 @@ def line_of(found: Summary) -> str:
     if health.epoch is not None:
         parts.append(f"epoch {health.epoch} complete")
     if health.flight is not None:
-        parts.append(f"{health.flight.epoch}: {STEPS[health.flight.step]}")
+        parts.append(f"{health.flight.epoch}: {_step(health, health.flight.step)}")
     if found.rows_per_s is not None:
         parts.append(f"{found.rows_per_s:,.0f} rows/s")
     if found.spread is not None:
@@ -97,7 +99,12 @@ def epoch_of(health: Health) -> str:
     if health.flight is None:
         return done
     doubt = f"; in doubt: sink {health.flight.doubt} did not say whether it holds it" if health.flight.doubt else ""
-    return f"{done}; {health.flight.epoch}: {STEPS[health.flight.step]} ({ago(health.flight.since)}){doubt}"
+    return f"{done}; {health.flight.epoch}: {_step(health, health.flight.step)} ({ago(health.flight.since)}){doubt}"
+
+
+def _step(health: Health, step: str) -> str:
+    lives = health.condition in ("running", "starting", "silent", "unknown")
+    return STEPS[step] if lives else IDLE.get(step, STEPS[step])
 
 
 def data_of(health: Health) -> str | None:
