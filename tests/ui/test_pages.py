@@ -238,6 +238,7 @@ def test_a_damaged_ledger_is_said(tmp_path: Path) -> None:
     page = get(app, f"/jobs/{key}")
     check_page(page)
     assert "Ledger record 12 is damaged" in page.text
+    assert "a person is needed" in get(app, "/").text
     for path in ("/epochs", "/state", "/guarantee", "/epochs/3"):
         answer = get(app, f"/jobs/{key}{path}")
         check_page(answer)
