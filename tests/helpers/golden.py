@@ -147,6 +147,7 @@ GOLDENS = {
     "stopped": Golden(counting, fault=""),
     "decided": Golden(counting),
     "undecided": Golden(counting, fault=UNDECIDED),
+    "noted": Golden(counting),
     "heap": Golden(on_the_heap),
     "keyed": Golden(with_map),
     "files": Golden(into_files),
