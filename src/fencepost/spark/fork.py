@@ -345,7 +345,7 @@ CHOICES = {
 """What depends on the order of rows or on the cut of epochs, and what to do, for `fencepost check`."""
 
 
-class Site(NamedTuple):
+class ForkSite(NamedTuple):
     """A place in a plan that may give two results for one record of a source."""
 
     key: Any
@@ -381,7 +381,7 @@ def by_chance(frame: Any) -> dict[str, str]:
     return found
 
 
-def _computed_twice(site: Site, sinks: list[str], job: str, *, can_share: bool) -> BadConfig:
+def _computed_twice(site: ForkSite, sinks: list[str], job: str, *, can_share: bool) -> BadConfig:
     one = f"Branch {sinks[0]} computes {site.what} twice"
     several = f"Branches {' and '.join(sinks)} each compute {site.what} for themselves"
     where = "be in the result twice, or not at all" if len(sinks) == 1 else "be in both sinks, or in neither"
@@ -417,10 +417,10 @@ class _Look:
     patterns: Any
     trusts_udfs: bool
     """Python functions that Spark calls deterministic are."""
-    twice: list[Site] = field(default_factory=list)
+    twice: list[ForkSite] = field(default_factory=list)
     """What is computed twice for a record in this plan alone."""
 
-    def sites(self, node: Any) -> list[Site]:
+    def sites(self, node: Any) -> list[ForkSite]:
         """From the top; nothing below a step that is computed once."""
         if not node.isStreaming() or _is_once(node):
             return []
@@ -436,7 +436,7 @@ class _Look:
         has_state = any(True for _ in plan.stateful_below(node))
         # A key for each source: two branches that have one of their sources in common have its records in common.
         sources = {int(leaf.semanticHash()) for leaf in _streams(node)}
-        return [*(Site((*one, source), one[0], has_state) for one in varying for source in sources), *below]
+        return [*(ForkSite((*one, source), one[0], has_state) for one in varying for source in sources), *below]
 
     def _of_expressions(self, node: Any, children: list[Any]) -> Iterator[tuple[str, str]]:
         """What varies in the expressions of an operator, and what it has in common with other places of it."""
