@@ -68,6 +68,7 @@ def test_kills_before_in_and_after_the_decision_lose_and_double_nothing(tmp_path
     assert 6 == scene.starts
 
 
+@pytest.mark.long
 def test_with_overlap_a_scout_passes_the_points_of_a_commit_beside_the_next_epoch(
     tmp_path: Path, archives: Path
 ) -> None:

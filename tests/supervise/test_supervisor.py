@@ -176,11 +176,12 @@ def test_a_driver_that_forked_and_died_is_noticed_though_its_line_is_held(place:
     assert time.monotonic() - began < 60
 
 
+@pytest.mark.serial
 def test_a_supervisor_that_slept_does_not_take_its_driver_for_hung(place: Place) -> None:
-    place.start("serve", "--heartbeat", "2s")
+    place.start("serve", "--heartbeat", "4s")
     place.until(lambda: place.said)
     place.signal(signal.SIGSTOP)
-    time.sleep(3)
+    time.sleep(5)
     place.signal(signal.SIGCONT)
     time.sleep(0.5)
     place.signal(signal.SIGTERM)

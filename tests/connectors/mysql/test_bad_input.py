@@ -47,7 +47,7 @@ class TestColumns:
         for part in (
             "'k' is missing (did you mean 'K'?)",
             "'v' is text",
-            "'must' is NOT NULL without",
+            "'must' is NOT NULL and has no default",
             "'t' is datetime, which",
             "'f' is float(7,4)",
         ):

@@ -48,7 +48,12 @@ class TestColumns:
         place.run('CREATE TABLE words ("K" text, v text, must int NOT NULL)')
         with pytest.raises(TargetRefused) as refused:
             place.started(place.sink(), WORDS)
-        for part in ("'words'", "'k' is missing (did you mean 'K'?)", "'v' is text", "'must' is NOT NULL without"):
+        for part in (
+            "'words'",
+            "'k' is missing (did you mean 'K'?)",
+            "'v' is text",
+            "'must' is NOT NULL and has no default",
+        ):
             assert part in str(refused.value)
 
     def test_a_schema_that_is_not_there_is_named_as_the_trouble(self, place: Any) -> None:
