@@ -35,7 +35,7 @@ from fencepost.runtime.checks import Launch, Until, plan_notes
 from fencepost.runtime.keeper import Keeper, stopping_on_signals
 from fencepost.runtime.query import Run
 from fencepost.runtime.sieve import DeadLetters
-from fencepost.runtime.start import check_may_start
+from fencepost.runtime.start import check_may_start, is_only_looked_at
 from fencepost.runtime.start import start as start_query
 from fencepost.spark import bad_records, connector, fork, gateway, plan, spark_session
 from fencepost.spark.diagnosis import names_of
@@ -549,9 +549,12 @@ class Job:
     def metrics(self, port: int, *, host: str = "127.0.0.1") -> int:
         """Answer Prometheus at this port, until the process ends; 0 takes any that is free. Returns the port.
 
-        The figures come from the checkpoint, so nothing is added to an epoch. Under `fencepost run` use its
-        `--metrics`, which also answers while the driver is being restarted. Needs `fencepost[metrics]`.
+        The figures come from the checkpoint, so nothing is added to an epoch. Under `fencepost run` this does nothing,
+        because a standby would want the same port: use its `--metrics`, which also answers while the driver is being
+        restarted. Needs `fencepost[metrics]`.
         """
+        if is_only_looked_at() or link.link() is not None:
+            return port
         require("metrics_missing", "prometheus_client", extra="metrics", purpose="for job.metrics()")
         from fencepost.observe.metrics import Metrics, serve  # noqa: PLC0415 - of an extra
 

@@ -22,11 +22,13 @@ from golden import unpacked
 from long_ledger import LINEAGE, make
 from prometheus_client.parser import text_string_to_metric_families
 
+import fencepost as fp
 from fencepost.cli.main import cli
 from fencepost.errors import BadConfig
 from fencepost.observe.events import Event, Kind
 from fencepost.observe.journal import Journal
 from fencepost.observe.metrics import COUNTERS, GAUGES, HISTOGRAMS, Metrics, Tally, serve
+from fencepost.runtime.start import only_looking
 from fencepost.store import place
 from fencepost.store.base import record_name
 from fencepost.store.ledger import read
@@ -197,6 +199,14 @@ def test_files_of_somebody_else_are_not_overwritten(tmp_path: Path) -> None:
 def test_what_is_not_a_port_is_refused(address: str) -> None:
     with pytest.raises(BadConfig, match="is not a port"):
         serve(of(), address)
+
+
+def test_a_job_answers_by_itself_unless_its_file_is_only_looked_at(tmp_path: Path) -> None:
+    job = fp.Job("j", checkpoint=ended(tmp_path))
+    with only_looking():
+        assert 0 == job.metrics(0)
+    with urllib.request.urlopen(f"http://127.0.0.1:{job.metrics(0)}/metrics") as answer:
+        assert b"fencepost_epochs_total{" in answer.read()
 
 
 def test_a_port_in_use_is_refused() -> None:

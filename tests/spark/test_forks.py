@@ -113,13 +113,15 @@ def filtered(lines: Any, kind: str) -> Any:
         return lines.sparkSession.sql("SELECT * FROM (SELECT value, r FROM drawn) WHERE r < 0.5 AND value >= 0")
     if kind == "two functions":
         return drawn.select("value", draw()("r").alias("r")).where("r < 0.5")
+    if kind == "a dropped column":
+        return drawn.withColumn("other", draw()("value")).where("r < 0.5").drop("other")
     if kind == "state":
         low = drawn.where("r < 0.5").groupBy(F.expr("value % 7 AS value"))
         return low.agg(F.max("r").alias("r"))
     return drawn.where("r < 0.5")
 
 
-@pytest.mark.parametrize("kind", ["a column", "a view", "two functions", "state"])
+@pytest.mark.parametrize("kind", ["a column", "a view", "two functions", "a dropped column", "state"])
 def test_a_filter_sees_what_the_sink_gets_of_a_function(
     kind: str, lines: Any, spark: SparkSession, place: Place
 ) -> None:
@@ -167,9 +169,20 @@ def test_a_plan_in_which_spark_calls_once_stays_as_it_is(lines: Any, spark: Spar
     drawn = rows.withColumn("r", draw()("value"))
     both = rows.unionAll(rows).withColumn("r", draw()("value"))  # Spark calls it below the union, on either side
     for frame in (drawn, drawn.where("value > 7"), drawn.groupBy("value").count(), both):
-        assert fork.called_once(frame) is frame
-    again = fork.called_once(drawn.where("r < 0.5"))
-    assert (["value", "r"], True) == (again.columns, fork.called_once(again) is again)
+        assert fork.called_once(frame, "job") is frame
+    again = fork.called_once(drawn.where("r < 0.5"), "job")
+    assert (["value", "r"], True) == (again.columns, fork.called_once(again, "job") is again)
+
+
+def test_a_grouping_by_a_function_that_a_filter_reads_is_refused_with_the_cure(
+    lines: Any, spark: SparkSession, place: Place
+) -> None:
+    rows, function = lines(place.job(spark)), draw()
+    with pytest.raises(fp.Refused, match="Compute it in a column first") as refused:
+        fork.called_once(rows.groupBy(function("value").alias("k")).count().where("k < 0.5"), "job")
+    assert "function_called_twice" == refused.value.code
+    cured = rows.withColumn("k", function("value")).groupBy("k").count().where("k < 0.5")
+    assert not fork.is_called_twice(fork.called_once(cured, "job"))
 
 
 def complements(lines: Any) -> dict[str, tuple[Any, Any]]:

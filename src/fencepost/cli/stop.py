@@ -139,6 +139,8 @@ def _wait(root: Place, wish: Wish, before: Health, until: float) -> Health | Non
         if now.condition == "stopped" and _is_deleting(root):
             continue
         if now.condition == "stopped" or _left_without_a_word(root, before, now):
+            if not root.exists():  # it went while we looked
+                return None
             _wait_for_supervisor(before, until)
             commands.take_back(root, asked or 0)  # asked twice, perhaps
             return replace(now, condition="stopped")

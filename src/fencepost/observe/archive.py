@@ -20,6 +20,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from math import ceil
 from typing import Any, Final
 
 from fencepost.errors import UNCHANGED, BadConfig, CheckpointRefused, FencepostError, Where
@@ -111,7 +112,7 @@ class Spread:
         if not values:
             return None
         ranked = sorted(values)
-        p50, p90, p99 = (ranked[min(len(ranked) - 1, int(share * len(ranked)))] for share in (0.5, 0.9, 0.99))
+        p50, p90, p99 = (ranked[ceil(share * len(ranked)) - 1] for share in (0.5, 0.9, 0.99))
         return cls(count=len(ranked), p50=p50, p90=p90, p99=p99, longest=ranked[-1])
 
 
@@ -316,11 +317,11 @@ class JobArchive:
         with self._change:
             return tuple(event for event in reversed(self._follower.events()) if event.kind in TIMELINE)
 
-    def rewrites(self, after: int) -> int:
-        """How many of the newest records, above this number, say that lost rows were written again."""
+    def rewrites(self, after: int, upto: int) -> int:
+        """How many of the newest records, of those after the one and up to the other, say that rows were rewritten."""
         with self._change:
             look = self._look()
-            new = (look.record(number) for number in look.numbers[-WINDOW:] if number > after)
+            new = (look.record(number) for number in look.numbers[-WINDOW:] if after < number <= upto)
             return sum(record is not None and isinstance(record.body, Redo) for record in new)
 
     def drivers(self) -> tuple[Record, ...]:

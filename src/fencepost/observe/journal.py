@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 from fencepost.errors import Fenced, FencepostError, Reason, now
 from fencepost.observe import registry
@@ -202,33 +202,35 @@ class Follower:
             with self._path.open("rb") as file:
                 now = os.fstat(file.fileno())
                 if now.st_ino != self._file or now.st_size < self._read:
-                    found = self._before()
+                    found = self._older()
                     self._file, self._read = now.st_ino, 0
-                file.seek(self._read)
-                data = file.read()
+                found += self._taken(file)
+        except FileNotFoundError:  # rotated a moment ago: the next event makes the new one
+            found = self._older()
+        except OSError:
+            pass  # what cannot be read now is read next time
+        return found
+
+    def _older(self) -> list[Event]:
+        """What the older file has that was not read: if it is the one that we were reading, its end."""
+        try:
+            with older_of(self._path).open("rb") as file:
+                if (number := os.fstat(file.fileno()).st_ino) != self._file:
+                    self._events.clear()
+                    self._file, self._read = number, 0
+                return self._taken(file)
         except OSError:
             self._events.clear()
             self._file, self._read = None, 0
             return []
+
+    def _taken(self, file: BinaryIO) -> list[Event]:
+        """The next whole lines."""
+        file.seek(self._read)
+        data = file.read()
         whole = data[: data.rfind(b"\n") + 1]
         self._read += len(whole)
-        found.extend(_events(whole.splitlines()))
-        return found
-
-    def _before(self) -> list[Event]:
-        """What the older file has that was not read: if it is the one that we were reading, its end."""
-        begin = 0
-        try:
-            with older_of(self._path).open("rb") as file:
-                if os.fstat(file.fileno()).st_ino == self._file:
-                    begin = self._read
-                else:
-                    self._events.clear()
-                file.seek(begin)
-                return list(_events(file.read().splitlines()))
-        except OSError:
-            self._events.clear()
-            return []
+        return list(_events(whole.splitlines()))
 
     @property
     def problem(self) -> str | None:

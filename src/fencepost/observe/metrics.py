@@ -140,20 +140,20 @@ class _Measured:
                 found = self.archive.summary(recent=1)
                 self.name = found.health.job
                 if found.records is not None:
-                    self.rewrites += self.archive.rewrites(self._record)
+                    self.rewrites += self.archive.rewrites(self._record, found.records)
                     self._record = found.records
         except (FencepostError, OSError):
             return None
         return found
 
-    def state_bytes(self) -> int | None:
-        """Of the files that the newest epoch needs; not asked of a remote store, which would take a request a file."""
+    def state_bytes(self, epoch: int | None) -> int | None:
+        """Of the files that this epoch needs; not asked of a remote store, which would take a request a file."""
         at, known = self._state
-        if isinstance(self.archive.root, RemotePath) or time.monotonic() - at < STATE_EVERY_S:
+        if epoch is None or isinstance(self.archive.root, RemotePath) or time.monotonic() - at < STATE_EVERY_S:
             return known
         try:
             state, _ = self.archive.plan()
-            known = sum(sizes(self.archive.root, parts_of(self.archive.root, state.done_through, state)).values())
+            known = sum(sizes(self.archive.root, parts_of(self.archive.root, epoch, state)).values())
         except (FencepostError, OSError):
             known = None
         self._state = (time.monotonic(), known)
@@ -312,5 +312,5 @@ def _add_now(found: _Families, one: _Measured, summary: Summary | None) -> None:
         found.add("transaction_deadline_seconds", sink.deadline_s, sink.name)
         found.add("transaction_timeout_seconds", sink.timeout_s, sink.name)
     found.add("standby_ready", float(health.standby_is_warm))
-    found.add("state_bytes", one.state_bytes())
+    found.add("state_bytes", one.state_bytes(health.epoch))
     found.add("writer", health.writer)

@@ -200,7 +200,7 @@ class Launch:
         """The DataFrames, those of sinks that write in tasks with that step."""
         frames = self.frames
         if not self.config.deterministic_udfs:
-            frames = {name: fork.called_once(frame) for name, frame in frames.items()}
+            frames = {name: fork.called_once(frame, self.config.job) for name, frame in frames.items()}
         if self.config.guarantee is not Guarantee.EXACTLY_ONCE:  # the weaker guarantees write from the driver
             return frames
         writes = {name: self.sinks[name].in_tasks(self.config.job) for name in self.frames}

@@ -120,6 +120,11 @@ def only_looking() -> Iterator[None]:
         _looking = False
 
 
+def is_only_looked_at() -> bool:
+    """Is a file being run only to find its jobs?"""
+    return _looking
+
+
 def check_may_start(job: str) -> None:
     """Refuse a start while a file is only being inspected."""
     if _looking:

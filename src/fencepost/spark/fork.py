@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -226,15 +227,26 @@ def is_called_twice(frame: Any) -> bool:
     logical = frame._jdf.queryExecution().analyzed()
     if not logical.containsPattern(_patterns(frame).PYTHON_UDF()):
         return False
-    return _calls(logical) < _calls(plan.optimized(frame))
+    written = _calls(logical)
+    return any(count > max(1, written[call]) for call, count in _calls(plan.optimized(frame)).items())
 
 
-def called_once(frame: Any) -> Any:
-    """The same rows, each Python function called once for a record."""
+def called_once(frame: Any, job: str) -> Any:
+    """The same rows, each Python function called once for a record; refuse what that cannot be done for."""
     if not is_called_twice(frame):
         return frame
     varying = _Varying(frame, _patterns(frame).PYTHON_UDF())
-    return plan.frame_of(frame, varying.plan(frame._jdf.queryExecution().analyzed()))
+    changed = plan.frame_of(frame, varying.plan(frame._jdf.queryExecution().analyzed()))
+    if is_called_twice(changed):
+        raise BadConfig(
+            "function_called_twice",
+            "Spark would call a Python function twice for a record, once for a filter and once for a grouping, and the "
+            "two results may differ.",
+            where=Where(job=job),
+            next='Compute it in a column first, .withColumn("k", f(…)), then group and filter by that column. Or set '
+            "fp.Job(…, deterministic_udfs=True) if it returns the same result for the same record.",
+        )
+    return changed
 
 
 def check_called_once(frame: Any, job: str) -> None:
@@ -250,10 +262,18 @@ def check_called_once(frame: Any, job: str) -> None:
         )
 
 
-def _calls(node: Any) -> int:
-    """How often functions are called on a record's way from a source; of a union or a join it goes through one side."""
-    mine = sum(_is_function(part) for one in plan.elements(node.expressions()) for part in plan.nodes(one))
-    return mine + max(map(_calls, plan.children_of(node)), default=0)
+def _calls(node: Any) -> Counter[str]:
+    """For each call that is written, how many steps on a record's way from a source make it.
+
+    Of a union or a join a record goes through one side. A step that names a call twice makes it once: an aggregate
+    names its grouping columns again in its result.
+    """
+    parts = (part for one in plan.elements(node.expressions()) for part in plan.nodes(one))
+    mine = Counter({str(part.resultId().id()) for part in parts if _is_function(part)})
+    below: Counter[str] = Counter()
+    for side in map(_calls, plan.children_of(node)):
+        below |= side  # the greater of the two counts
+    return mine + below
 
 
 def _is_function(expression: Any) -> bool:

@@ -4,7 +4,7 @@
     /jobs/KEY/checkpoints/details/N   /jobs/KEY/exceptions              /jobs/KEY/sinks
     /jobs/KEY/guarantee               /jobs/KEY/savepoints              /errors, /errors/CODE
 
-What Flink calls a checkpoint is an epoch here: `id`, `status`, `trigger_timestamp` and the others mean the same.
+What Flink calls a checkpoint is an epoch here: `id`, `status` and `end_to_end_duration` mean the same.
 """
 
 from __future__ import annotations
@@ -211,14 +211,11 @@ def _plain_job(glance: Glance) -> dict[str, Any]:
 
 
 def _plain_epoch(one: Epoch) -> dict[str, Any]:
-    decided = None if one.at is None else _ms(one.at)
     took = None if one.seconds is None else round(one.seconds * 1000)
     return {
         "id": one.epoch,
         "status": STATUS[one.standing],
         "standing": one.standing,
-        "trigger_timestamp": decided,
-        "latest_ack_timestamp": None if decided is None or took is None else decided + took,
         "end_to_end_duration": took,
         "decided": one.at if one.record is not None else None,
         "record": one.record,

@@ -131,7 +131,11 @@ class Guard:
         if (refusal := _refusal(Request(scope))) is not None:
             await refusal(scope, receive, sealed)
         else:
-            await self._app(scope, receive, sealed)
+            try:
+                await self._app(scope, receive, sealed)
+            except asyncio.CancelledError:  # of a stream that took too long to end; the server would print a trace
+                if not self._pages.is_ending():
+                    raise
 
 
 def _refusal(request: Request) -> Response | None:
@@ -200,6 +204,8 @@ class Pages:
 
         def parts() -> dict[str, str]:
             glance = job.glance()
+            if glance.summary is None:  # nothing was ever read of it
+                return {"live-head": self._part("head", job=glance)}
             drawn = _drawn(glance)
             names = ("head", "now", "bars", "meeting", "figures")
             return {f"live-{name}": self._part(name, job=glance, **drawn) for name in names}
