@@ -19,7 +19,7 @@ demo: setup ## watch a job be killed and count right all the same
 test: setup ## run all tests (ARGS="-k word" for some)
 	@$(python) -m pytest -n $(WORKERS) --dist loadgroup --durations 10 $(ARGS)
 
-unit: setup ## run the tests that need neither Spark nor a server: under a minute
+unit: setup ## run the tests that need neither Spark nor a server: some minutes
 	@$(python) -m pytest -n 2 --dist loadgroup -m "not (spark or server or heavy or long)" $(ARGS)
 
 matrix: $(older:%=matrix-%) ## run the tests of jobs, of kills and of sinks on every older Spark that we support
