@@ -72,7 +72,7 @@ def test_one_epoch_with_its_record_and_its_handles(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [7, 10**30, -1])
 def test_an_epoch_that_never_was_is_refused(number: int, tmp_path: Path) -> None:
-    with pytest.raises(BadConfig, match="Nothing is known of epoch") as caught:
+    with pytest.raises(BadConfig, match="Nothing is known about epoch") as caught:
         JobArchive(ended(tmp_path)).epoch(number)
     assert "0 to 1" in caught.value.next
 

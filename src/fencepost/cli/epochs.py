@@ -11,8 +11,7 @@ from typing import Any
 import click
 
 from fencepost.cli.lookup import JOB, told
-from fencepost.errors import UNCHANGED, BadConfig, Where
-from fencepost.observe.history import Epoch, Epochs, read
+from fencepost.observe.history import Epoch, Epochs, read, unknown_epoch
 from fencepost.store import Place
 
 _job = click.argument("checkpoint", metavar="JOB", type=JOB)
@@ -74,14 +73,8 @@ def _the_one(found: Epochs, epoch: int, checkpoint: Place) -> Epoch:
     for one in found.epochs:
         if one.epoch == epoch:
             return one
-    known = f"{found.epochs[0].epoch} to {found.epochs[-1].epoch}" if found.epochs else "none"
-    raise BadConfig(
-        "unknown_epoch",
-        f"Nothing is known about epoch {epoch}.",
-        where=Where(job=found.job, path=str(checkpoint)),
-        safe=UNCHANGED,
-        next=f"Known epochs: {known}. fp.Checkpoint(keep_epochs=…) sets how many are kept.",
-    )
+    known = (found.epochs[0].epoch, found.epochs[-1].epoch) if found.epochs else (None, None)
+    raise unknown_epoch(epoch, known, found.job, checkpoint)
 
 
 def _table(rows: list[tuple[str, ...]]) -> None:

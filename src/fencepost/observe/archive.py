@@ -23,7 +23,7 @@ from datetime import datetime
 from math import ceil
 from typing import Any, Final
 
-from fencepost.errors import UNCHANGED, BadConfig, CheckpointRefused, FencepostError, Where
+from fencepost.errors import CheckpointRefused, FencepostError
 from fencepost.observe import health, history
 from fencepost.observe.events import Event, Kind
 from fencepost.observe.health import DOUBT, Health
@@ -277,14 +277,8 @@ class JobArchive:
             look = self._look()
             page = self._page(look, Wanted(before=number + 1, count=1))
             if not page.epochs or page.epochs[0].epoch != number:
-                known = "none" if page.newest is None else f"{page.oldest} to {page.newest}"
-                raise BadConfig(
-                    "unknown_epoch",
-                    f"Nothing is known of epoch {number}.",
-                    where=Where(job=look.state.lineage.job, path=str(self.root)),
-                    safe=UNCHANGED,
-                    next=f"Known epochs: {known}. fp.Checkpoint(keep_epochs=…) sets how many are kept.",
-                )
+                known = (page.oldest, page.newest)
+                raise history.unknown_epoch(number, known, look.state.lineage.job, self.root)
             one = page.epochs[0]
             data = b"" if one.record is None else look.reader.record(one.record)
             record = _decoded(data)

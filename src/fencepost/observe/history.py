@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
 
-from fencepost.errors import CheckpointRefused
+from fencepost.errors import UNCHANGED, BadConfig, CheckpointRefused, Where
 from fencepost.observe import journal
 from fencepost.observe.events import Event, Kind
 from fencepost.protocol.format import Damaged
@@ -104,6 +104,19 @@ def read(checkpoint: str | os.PathLike[str] | RemotePath) -> Epochs:
         found.append(joined(epoch, standing, record, ranges_of(before, offsets, first=first), steps[epoch], root))
         before = offsets
     return Epochs(job=state.lineage.job, guarantee=state.lineage.guarantee, epochs=tuple(found))
+
+
+def unknown_epoch(epoch: int, known: tuple[int | None, int | None], job: str, root: Place) -> BadConfig:
+    """There is no such epoch; `known`: the oldest and the newest that there are."""
+    oldest, newest = known
+    there = "none" if newest is None else f"{oldest} to {newest}"
+    return BadConfig(
+        "unknown_epoch",
+        f"Nothing is known about epoch {epoch}.",
+        where=Where(job=job, path=str(root)),
+        safe=UNCHANGED,
+        next=f"Known epochs: {there}. fp.Checkpoint(keep_epochs=…) sets how many are kept.",
+    )
 
 
 def _is_known(epoch: int, state: State) -> bool:
