@@ -17,6 +17,7 @@ demo: setup ## watch a job be killed and count right all the same
 	@$(python) -m fencepost demo $(ARGS)
 
 test: setup ## run all tests (ARGS="-k word" for some)
+	@$(python) tests/helpers/classes.py .pytest_cache/d/classes
 	@$(python) -m pytest -n $(WORKERS) --dist loadgroup --durations 10 $(ARGS)
 
 unit: setup ## run the tests that need neither Spark nor a server: some minutes

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+import classes
 import pytest
 from fencepost_proof.rig.cassandra import Cassandra
 from fencepost_proof.rig.debs import MARIADB, MYSQL, PGBOUNCER, PROMETHEUS, REDIS, unpack
@@ -63,7 +64,9 @@ MEMORY = Path("/dev/shm")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Own the servers, or know where their owner is."""
+    """Own the servers, or know where their owner is; the JVMs of jobs share their classes."""
+    if (options := classes.options(config.cache.mkdir("classes"))) and classes.SUBMIT_OPTIONS not in os.environ:
+        os.environ[classes.SUBMIT_OPTIONS] = options
     if address := getattr(config, "workerinput", {}).get("owner"):
         config.stash[ANSWER] = asked_of(address)
     else:

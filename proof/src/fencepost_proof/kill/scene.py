@@ -68,6 +68,7 @@ class Scene:
         environment = {**os.environ, faults.ARM: fault, TRACE: "1"}  # with Spark's own words
         environment["FENCEPOST_OVERLAP"] = "yes" if self.overlap else "no"
         environment.pop(faults.LOG, None)
+        environment.pop("SPARK_SUBMIT_OPTS", None)  # a JVM that uses an archive makes none
         if log is not None:
             environment[faults.LOG] = str(log)
         command = [sys.executable, "-m", self.workload.job, str(self.folder), *self.workload.job_arguments(), *more]
@@ -125,14 +126,19 @@ class Scene:
         return {place.partition(":")[0]: each for place, each in verdicts.items()}
 
 
+def archive_file(folder: Path, name: str, bridge: str = "jvm") -> Path:
+    """Where `class_archive` keeps it."""
+    about = f"{version('pyspark')} {JAR} {JAR.stat().st_mtime_ns}".encode()  # the JVM looks at the jar's age, too
+    made = hashlib.sha256(JAR.read_bytes() + about).hexdigest()[:12]
+    return folder.absolute() / f"classes-{name}-{bridge}-{made}.jsa"
+
+
 def class_archive(folder: Path, name: str, make: Callable[[Path], Workload], bridge: str) -> Path:
     """Run the job once and let its JVM write down the classes it loaded; starts that share them take half the time.
 
     An archive that does not fit (another jar, another Java) is ignored by the JVM, so the worst is a slow start.
     """
-    about = f"{version('pyspark')} {JAR} {JAR.stat().st_mtime_ns}".encode()  # the JVM looks at the jar's age, too
-    made = hashlib.sha256(JAR.read_bytes() + about).hexdigest()[:12]
-    archive = folder.absolute() / f"classes-{name}-{bridge}-{made}.jsa"
+    archive = archive_file(folder, name, bridge)
     if not archive.exists():
         for old in folder.glob(f"classes-{name}-{bridge}-*.jsa"):
             old.unlink()
