@@ -8,7 +8,7 @@ ARGS ?=
 # The older Sparks that we support, each laid beside .venv by scripts/setup.
 older := spark40 spark41 spark42
 
-.PHONY: help demo test matrix $(older:%=matrix-%) $(older:%=test-%) unit long lint model kill kill-cluster power fuzz kafka databases cluster bench bench-kafka bench-peers bench-sinks bench-state bench-recovery bench-stores bench-memory bench-start bench-branches bench-scale bench-overlap bench-lakehouse walk jar wheel sdist docs coverage clean setup
+.PHONY: help demo test matrix $(older:%=matrix-%) $(older:%=test-%) unit long lint model kill kill-cluster power fuzz kafka databases cluster bench bench-kafka bench-peers bench-sinks bench-state bench-recovery bench-stores bench-memory bench-start bench-branches bench-scale bench-overlap bench-lakehouse bench-watchers walk jar wheel sdist docs coverage clean setup
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -108,6 +108,9 @@ bench-overlap: setup ## measure what committing beside the next epoch saves, wit
 
 bench-lakehouse: setup ## measure Delta and Iceberg beside their own libraries
 	@$(python) -m bench.lakehouse $(ARGS)
+
+bench-watchers: setup ## measure what 50 open pages and a scrape each second cost a job
+	@$(python) -m bench.watchers $(ARGS)
 
 walk: setup ## print the modules that a start, an epoch and a recovery into PostgreSQL go through (ARGS=--spark)
 	@$(python) -m fencepost_proof.walk $(ARGS)
