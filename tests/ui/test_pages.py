@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Sequence
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from browser import Answer, get
+from addresses import PAGES, check_page, codes, everything, shown
+from browser import get
 from ended import ended, tree
 from golden import unpacked
 from long_ledger import LINEAGE, make
-from starlette.types import ASGIApp
 
 from fencepost.errors import BadConfig, Retryable
 from fencepost.observe import registry
@@ -22,69 +20,9 @@ from fencepost.observe.archive import JobArchive
 from fencepost.observe.journal import path_of
 from fencepost.store.base import record_name
 from fencepost.ui import api
-from fencepost.ui.application import HEADERS, Explained, application
+from fencepost.ui.application import HEADERS, application
 from fencepost.ui.listener import listen
 from fencepost.ui.shelf import Shelf
-
-PAGES = ("", "/epochs", "/epochs/1", "/sinks", "/starts", "/state", "/guarantee")
-CALLS = ("", "/checkpoints", "/checkpoints/details/1", "/exceptions", "/sinks", "/guarantee", "/savepoints")
-WHOLE = ("/", "/explain", "/explain/fenced", "/api/v1/jobs", "/api/v1/errors", "/api/v1/openapi.json")
-
-
-def codes() -> Sequence[Explained]:
-    return [Explained("fenced", "Drivers", "", [{"says": "says <b>", "data": "safe", "next": "nothing"}])]
-
-
-def shown(*checkpoints: Path) -> ASGIApp:
-    shelf = Shelf(checkpoints, registered=False)
-    return application(shelf, codes, api.routes(shelf, codes))
-
-
-def everything(checkpoint: Path) -> list[str]:
-    key = registry.key_of(checkpoint)
-    return [*WHOLE, *(f"/jobs/{key}{one}" for one in PAGES), *(f"/api/v1/jobs/{key}{one}" for one in CALLS)]
-
-
-class Tags(HTMLParser):
-    """What a page loads, links to, and is made of."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.seen: list[tuple[str, dict[str, str | None]]] = []
-        self.open: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.seen.append((tag, dict(attrs)))
-        if tag not in {"meta", "link", "input", "br", "img"}:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.seen.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-
-def check_page(answer: Answer) -> None:
-    """It is whole, loads nothing from elsewhere, and has no script, style or handler of its own."""
-    assert answer.headers["content-type"].startswith("text/html")
-    tags = Tags(answer.text)
-    assert [] == tags.open
-    names = [name for name, _ in tags.seen]
-    assert 1 == names.count("h1")
-    assert 1 == names.count("main")
-    assert "style" not in names
-    assert ("html", {"lang": "en"}) in tags.seen
-    for name, given in tags.seen:
-        assert not [one for one in given if one.startswith("on") or one == "style"]
-        if name == "script":
-            assert "/static/page.js" == given["src"]
-        for link in (given.get("src"), given.get("href")):
-            assert link is None or link[:1] in {"/", "#", "?"}
-            assert link is None or not link.startswith("//")
-        if name == "input" and given.get("type") != "checkbox":
-            assert given.get("name")
 
 
 @pytest.mark.parametrize("fault", ["", "decide.after=kill@2", "decide.before=kill@2", "vote.before=kill@1"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 
 import click
 
@@ -45,17 +46,19 @@ def doctor(checkpoint: Place, folders: tuple[Place, ...], is_repair: bool, as_js
     if as_json:
         click.echo(json.dumps(_plain(found), indent=1))
     else:
-        _print(found)
+        for line in lines_of(found):
+            click.echo(line)
     sys.exit(0 if found.is_whole else 1)
 
 
-def _print(found: Diagnosis) -> None:
+def lines_of(found: Diagnosis) -> Iterator[str]:
+    """What a person reads, in a terminal or on a page."""
     if found.is_whole:
-        click.echo(f"Whole: job {found.job}, epoch {found.epoch} is complete and everything it needs is there.")
+        yield f"Whole: job {found.job}, epoch {found.epoch} is complete and everything it needs is there."
         return
     for finding in found.findings:
-        click.echo(f"[{finding.code}] {finding.name}: {finding.what}")
-        click.echo(f"  {_FIXES[finding.fix]}. {finding.next}")
+        yield f"[{finding.code}] {finding.name}: {finding.what}"
+        yield f"  {_FIXES[finding.fix]}. {finding.next}"
 
 
 def _plain(found: Diagnosis) -> dict[str, object]:

@@ -41,7 +41,7 @@ def create(checkpoint: Place, name: str | None, to: Place | None) -> None:
     """Copy the newest complete epoch of JOB, running or not. Prints the savepoint's folder."""
     with progress() as tell:
         made = copies.create(checkpoint, name=name, to=to, tell=tell)
-    click.echo(f"epoch {made.epoch} of job {made.job}: {len(made.files)} files, {_size(made.size)}", err=True)
+    click.echo(line_of(made), err=True)
     click.echo(made.path)
 
 
@@ -123,6 +123,11 @@ def delete(path: Place, yes: bool) -> None:
         return
     copies.delete(found)
     click.echo(f"Deleted {what}.")
+
+
+def line_of(made: Savepoint) -> str:
+    """What was copied, in a terminal or on a page."""
+    return f"epoch {made.epoch} of job {made.job}: {len(made.files)} files, {_size(made.size)}"
 
 
 def _head(found: Savepoint) -> dict[str, Any]:

@@ -101,13 +101,12 @@ COLOURS: dict[Condition, str] = {
 
 def print_one(health: Health) -> None:
     """A panel in a terminal, the same lines elsewhere."""
+    if not sys.stdout.isatty():
+        for line in lines_of(health):
+            click.echo(line)
+        return
     lines = list(_lines(health))
     head = WORDS.get(health.condition, health.condition)
-    if not sys.stdout.isatty():
-        click.echo(f"{health.job}: {head}{since(health)}")
-        for label, text in lines:
-            click.echo(f"  {label + ':':<12} {text}")
-        return
     # Imported here because it takes longer than everything else together.
     from rich.console import Console  # noqa: PLC0415 - as above
     from rich.panel import Panel  # noqa: PLC0415 - as above
@@ -124,6 +123,13 @@ def print_one(health: Health) -> None:
         )
     title = Text.assemble((health.job, "bold"), "  ", ("● " + head, colour), (since(health), "dim"))
     Console(highlight=False).print(Panel(table, title=title, title_align="left", border_style=colour, expand=False))
+
+
+def lines_of(health: Health) -> Iterator[str]:
+    """One job in a pipe, or on a page."""
+    yield f"{health.job}: {WORDS.get(health.condition, health.condition)}{since(health)}"
+    for label, text in _lines(health):
+        yield f"  {label + ':':<12} {text}"
 
 
 def print_all(found: list[Health]) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import socket
 import sys
 import time
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Final
 
 import click
@@ -34,6 +35,18 @@ SURE_S: Final = 3.0
 ENDED: Final = {"stop": "stopped", "cancel": "cancelled"}
 GONE: Final = ("stopped", "failed", "dead")
 
+
+@dataclass(frozen=True, slots=True)
+class Voice:
+    """Where it is said what happens: on a terminal, or on a page of `fencepost ui`."""
+
+    say: Callable[[str], object]
+    """What is being done."""
+    answer: Callable[[str], object]
+    """What came of it."""
+    show: Callable[[Health], object]
+
+
 _job = click.argument("checkpoint", metavar="JOB", type=JOB)
 _timeout = click.option("--timeout", default="60s", show_default=True, help="How long to wait for it to end.")
 
@@ -50,7 +63,7 @@ def stop(checkpoint: Place, timeout: str, saved: bool) -> None:
     last epoch. Exit code 1: there was nothing to stop, or it did not stop in time; then no savepoint is made.
     """
     with told(checkpoint):
-        code = _end(checkpoint.absolute(), "stop", timeout)
+        code = end(checkpoint.absolute(), "stop", timeout)
         if saved and code is Exit.FINE:
             with progress() as tell:
                 made = savepoints.create(checkpoint, tell=tell)
@@ -71,41 +84,43 @@ def cancel(checkpoint: Place, timeout: str) -> None:
     end in time.
     """
     with told(checkpoint):
-        sys.exit(_end(checkpoint.absolute(), "cancel", timeout))
+        sys.exit(end(checkpoint.absolute(), "cancel", timeout))
 
 
-def _end(root: Place, wish: Wish, timeout: str) -> Exit:
+def end(root: Place, wish: Wish, timeout: str, voice: Voice | None = None) -> Exit:
+    """Ask for it, wait, and say what came of it; by default on the terminal."""
+    voice = voice or Voice(_say, click.echo, print_one)
     limit = seconds(timeout)
     if limit is None:
         raise BadConfig("bad_timeout", f"Invalid --timeout {timeout}.", safe=UNCHANGED, next="Write it as 60s.")
     before = look(root)
     if before.condition in GONE:
-        _say(f"There is nothing to {wish}: job {before.job} is not running.")
-        print_one(before)
+        voice.say(f"There is nothing to {wish}: job {before.job} is not running.")
+        voice.show(before)
         return Exit.FAILED
-    _leave(root, wish, before)
-    after = _wait(root, wish, before, time.monotonic() + limit)
+    _leave(root, wish, before, voice)
+    after = _wait(root, wish, before, time.monotonic() + limit, voice)
     if after is None:
-        click.echo(f"Job {before.job} is {ENDED[wish]}, and its checkpoint is deleted.")
+        voice.answer(f"Job {before.job} is {ENDED[wish]}, and its checkpoint is deleted.")
         return Exit.FINE
     if after.condition == "stopped":
         done = "no epoch was completed" if after.epoch is None else f"epoch {after.epoch} is complete"
-        click.echo(f"Job {after.job} is {ENDED[wish]}: {done}; the checkpoint stays.")
+        voice.answer(f"Job {after.job} is {ENDED[wish]}: {done}; the checkpoint stays.")
         return Exit.FINE
     if after.condition in GONE:
-        _say(f"Job {after.job} ended, but not cleanly.")
+        voice.say(f"Job {after.job} ended, but not cleanly.")
     else:
         what = f"Process {after.pid} on {after.host}" if after.pid else "It"
-        _say(f"{what} did not {wish} within {timeout}, and is {WORDS.get(after.condition, after.condition)}.")
-        _say(
+        voice.say(f"{what} did not {wish} within {timeout}, and is {WORDS.get(after.condition, after.condition)}.")
+        voice.say(
             "The request stands: the job ends as soon as it can. Decided epochs survive even a kill -9; if the job has "
             "a supervisor, end that first."
         )
-    print_one(after)
+    voice.show(after)
     return Exit.FAILED
 
 
-def _leave(root: Place, wish: Wish, health: Health) -> None:
+def _leave(root: Place, wish: Wish, health: Health, voice: Voice) -> None:
     if health.writer is None:
         return  # it has no number yet; asked again when it has
     try:
@@ -122,10 +137,10 @@ def _leave(root: Place, wish: Wish, health: Health) -> None:
         ) from error
     there = health.pid is not None and health.condition != "waiting"
     who = f"process {health.pid} on {health.host}" if there else "the process that would restart it"
-    _say(f"asked {who} (writer {health.writer}) to {wish}")
+    voice.say(f"asked {who} (writer {health.writer}) to {wish}")
 
 
-def _wait(root: Place, wish: Wish, before: Health, until: float) -> Health | None:
+def _wait(root: Place, wish: Wish, before: Health, until: float, voice: Voice) -> Health | None:
     """How the job is in the end; None if its checkpoint is gone."""
     now, asked, over_since = before, before.writer, None
     while time.monotonic() < until:
@@ -152,7 +167,7 @@ def _wait(root: Place, wish: Wish, before: Health, until: float) -> Health | Non
         over_since = None
         if now.writer != asked or (now.condition == "running" and commands.find(root, now.writer or 0) is None):
             asked = now.writer  # another driver took over in the meantime, or a start swept the request away
-            _leave(root, wish, now)
+            _leave(root, wish, now, voice)
     return now
 
 

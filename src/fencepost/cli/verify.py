@@ -60,27 +60,29 @@ def verify(job: str, arguments: tuple[str, ...], epochs: int | None, as_json: bo
         click.echo(json.dumps({"verdict": worst, "jobs": [_plain(one) for one in found]}, indent=1, ensure_ascii=False))
     else:
         for one in found:
-            _print(one)
+            for line in lines_of(one):
+                click.echo(line)
+            for hint in hints_of(one):
+                click.echo(hint, err=True)
     sys.exit(EXITS[worst])
 
 
-def _print(found: Verified) -> None:
+def lines_of(found: Verified) -> Iterator[str]:
+    """What a person reads, in a terminal or on a page."""
     if found.lineage:
-        click.echo(f"job {found.job}, lineage {found.lineage}, checkpoint {found.checkpoint}")
+        yield f"job {found.job}, lineage {found.lineage}, checkpoint {found.checkpoint}"
     for words, rows in groupby(found.rows, key=lambda row: _words(found, row)):
-        click.echo(f"  {'epoch ' + span(row.epoch for row in rows):<18} {words}")
+        yield f"  {'epoch ' + span(row.epoch for row in rows):<18} {words}"
     for code, alike in groupby(found.findings, key=lambda finding: finding.code):
         first, *others = alike
         for finding in (first, *others[: FEW - 1]):
-            click.echo(f"[{code}] {finding.what.rstrip('.')}.")
+            yield f"[{code}] {finding.what.rstrip('.')}."
         if len(others) >= FEW:
-            click.echo(f"[{code}] … and {len(others) - FEW + 1} more; --json has them all.")
-        click.echo(f"  {first.next}")
+            yield f"[{code}] … and {len(others) - FEW + 1} more; --json has them all."
+        yield f"  {first.next}"
     for note in found.notes:
-        click.echo(f"note: {note}")
-    for hint in _hints(found):
-        click.echo(hint, err=True)
-    click.echo(ENDS[found.verdict])
+        yield f"note: {note}"
+    yield ENDS[found.verdict]
 
 
 def _words(found: Verified, row: Row) -> str:
@@ -89,7 +91,7 @@ def _words(found: Verified, row: Row) -> str:
     return f"{found.verdict_of(row):<11} {log}; {sinks}"
 
 
-def _hints(found: Verified) -> Iterator[str]:
+def hints_of(found: Verified) -> Iterator[str]:
     """Where the sinks could be asked, if this machine remembers."""
     if any("No sink was asked" in note for note in found.notes) and (file := script_of(found.checkpoint)):
         yield f"To ask the sinks: fencepost verify {file}"

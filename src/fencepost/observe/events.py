@@ -45,6 +45,8 @@ class Kind(enum.StrEnum):
     CALLBACK_FAILED = "callback_failed"
     ABORTED = "aborted"
     """Rows in a sink that no decision names were undone."""
+    ASKED = "asked"
+    """Somebody asked for an action on the pages of `fencepost ui`."""
 
 
 DELETING: Final = "The checkpoint is being deleted."

@@ -39,7 +39,7 @@ SLACK_S: Final = 60.0
 RECENT_S: Final = 600.0
 """The rate of epochs covers the job's last ten minutes."""
 
-ASIDE: Final = {Kind.CALLBACK_FAILED, Kind.ABORTED, Kind.WARM}
+ASIDE: Final = {Kind.CALLBACK_FAILED, Kind.ABORTED, Kind.WARM, Kind.ASKED}
 """Events that say nothing about whether the job is running."""
 FAILURES: Final = {Kind.FAILED, Kind.FENCED, Kind.DIED, Kind.GAVE_UP, Kind.TRIED_AGAIN}
 DOUBT: Final = "in_doubt"

@@ -5,7 +5,8 @@
     /live, /jobs/KEY/live  what moves, as server-sent events
     /api/v1/…              the same as JSON      /metrics
 
-Only GET, only with a Host of this machine, never a script or a style from within a page. Nothing here writes.
+Only GET, only with a Host of this machine, never a script or a style from within a page. Nothing here writes; what
+does is in actions.py, and is not there unless somebody wants it.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from fencepost.observe.picture import HEIGHT, STEP, WIDTH, curve_of, outcome_of,
 from fencepost.protocol.format import VERSION
 from fencepost.store import savepoints
 from fencepost.store.retry import at_most
+from fencepost.ui.actions import ActionPages, Desk
 from fencepost.ui.shelf import PATIENCE_S, Glance, Shelf, ShownJob
 
 if TYPE_CHECKING:
@@ -52,11 +54,13 @@ HEADERS: Final = {
     "connect-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
-    "referrer-policy": "no-referrer",
+    "referrer-policy": "same-origin",  # with no-referrer a browser would hide the Origin of our own forms
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-store",
 }
+WRITING: Final = re.compile(r"/token|/jobs/[^/]+/actions/[^/]+")
+"""Paths that take a POST, if there are actions at all."""
 EVERY_S: Final = 1.0
 """How often what moves is looked at."""
 QUIET_S: Final = 15.0
@@ -80,9 +84,9 @@ Codes = Callable[[], Sequence[Explained]]
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-def application(shelf: Shelf, codes: Codes, more: Sequence[Route] = ()) -> Guard:
-    """The whole, as ASGI."""
-    pages = Pages(shelf, codes)
+def application(shelf: Shelf, codes: Codes, more: Sequence[Route] = (), desk: Desk | None = None) -> Guard:
+    """The whole, as ASGI; without a desk nothing can be asked for."""
+    pages = Pages(shelf, codes, has_actions=desk is not None)
     routes = [
         Route("/", pages.jobs),
         Route("/live", pages.jobs_live),
@@ -97,19 +101,21 @@ def application(shelf: Shelf, codes: Codes, more: Sequence[Route] = ()) -> Guard
         Route("/jobs/{key}/state", pages.state),
         Route("/jobs/{key}/guarantee", pages.guarantee),
         Route("/metrics", pages.metrics),
+        *([] if desk is None else pages.with_actions(desk).routes()),
         *more,
         Mount("/static", StaticFiles(packages=[("fencepost.ui", "static")])),
     ]
     handlers: dict[Any, Any] = {FencepostError: pages.refused, HTTPException: pages.missing, Exception: pages.broken}
-    return Guard(Starlette(routes=routes, exception_handlers=handlers), pages)
+    return Guard(Starlette(routes=routes, exception_handlers=handlers), pages, has_actions=desk is not None)
 
 
 class Guard:
     """Before everything else: who asks, from where, and for what."""
 
-    def __init__(self, app: ASGIApp, pages: Pages) -> None:
+    def __init__(self, app: ASGIApp, pages: Pages, *, has_actions: bool) -> None:
         self._app = app
         self._pages = pages
+        self._has_actions = has_actions
 
     def end_with(self, is_ending: Callable[[], bool]) -> None:
         """Open streams end by themselves when the server does."""
@@ -128,7 +134,7 @@ class Guard:
                 message = {**message, "headers": [*kept, *told]}
             await send(message)
 
-        if (refusal := _refusal(Request(scope))) is not None:
+        if (refusal := _refusal(Request(scope), has_actions=self._has_actions)) is not None:
             await refusal(scope, receive, sealed)
         else:
             try:
@@ -138,13 +144,18 @@ class Guard:
                     raise
 
 
-def _refusal(request: Request) -> Response | None:
+def _refusal(request: Request, *, has_actions: bool) -> Response | None:
     hosts = request.headers.getlist("host")
     if len(hosts) != 1 or not HOST.fullmatch(hosts[0]):
         return _plain(421, "This page is for this machine alone: open it as http://127.0.0.1 or http://localhost.")
     origin = request.headers.get("origin")
     if origin is not None and not HOST.fullmatch(origin.removeprefix("http://")):
         return _plain(403, "A page of another site asked for this. Open it in a tab of its own.")
+    if has_actions and request.method == "POST" and WRITING.fullmatch(request.url.path):
+        # Other ports of this machine are the same site to a browser, but not the same origin.
+        if origin is None or origin.lower() != f"http://{hosts[0].lower()}":
+            return _plain(403, "Only a form of this page can ask for this.")
+        return None
     if request.method not in {"GET", "HEAD"}:
         return _plain(405, "Nothing can be changed here: only GET is answered.", {"allow": "GET, HEAD"})
     return None
@@ -158,6 +169,8 @@ def status_of(error: FencepostError) -> int:
     """What HTTP calls it."""
     if error.code in {"unknown_job", "unknown_epoch", "unknown_code", "no_ledger", "no_page"}:
         return 404
+    if error.code in {"token_needed", "token_wrong", "form_refused"}:
+        return 403
     if isinstance(error, Retryable) or error.code in {"store_denied", "store_missing"}:
         return 503
     return 400 if isinstance(error, BadConfig) else 409
@@ -166,10 +179,11 @@ def status_of(error: FencepostError) -> int:
 class Pages:
     """Every page, and what moves in it."""
 
-    def __init__(self, shelf: Shelf, codes: Codes) -> None:
+    def __init__(self, shelf: Shelf, codes: Codes, *, has_actions: bool = False) -> None:
         self._shelf = shelf
         self._codes = codes
         self._templates = templates()
+        self._templates.globals["has_actions"] = has_actions
         self._streams = 0
         self._metrics: Metrics | None = None
         self.is_ending: Callable[[], bool] = lambda: False
@@ -293,6 +307,10 @@ class Pages:
                 return {"job": glance, "ledger": ledger, "branches": branches}
 
         return self._page("guarantee.html", tab="guarantee", **await run_in_threadpool(read))
+
+    def with_actions(self, desk: Desk) -> ActionPages:
+        """The pages that can do more than read."""
+        return ActionPages(self._shelf, desk, self._page, self._part, self._stream)
 
     # --- codes
 
@@ -537,6 +555,7 @@ EVENT_WORDS: Final = {
     Kind.DIED: "The driver's process died",
     Kind.CALLBACK_FAILED: "A callback of the user failed",
     Kind.ABORTED: "Rows that no decision names were undone",
+    Kind.ASKED: "Somebody asked for an action",
 }
 
 
