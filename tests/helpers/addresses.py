@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 
-from browser import Answer
+from browser import Answer, get
 from starlette.types import ASGIApp
 
 from fencepost.observe import registry
@@ -31,6 +31,16 @@ def shown(*checkpoints: Path) -> ASGIApp:
 def everything(checkpoint: Path) -> list[str]:
     key = registry.key_of(checkpoint)
     return [*WHOLE, *(f"/jobs/{key}{one}" for one in PAGES), *(f"/api/v1/jobs/{key}{one}" for one in CALLS)]
+
+
+def read_all(checkpoint: Path) -> dict[str, str]:
+    """All that the pages, the API, what moves, and /metrics say of a checkpoint: each address with its text."""
+    app, key = shown(checkpoint), registry.key_of(checkpoint)
+    found = {path: get(app, path) for path in (*everything(checkpoint), "/metrics")}
+    found |= {path: get(app, path, most=2) for path in ("/live", f"/jobs/{key}/live")}
+    wrong = {path: one.status for path, one in found.items() if one.status != 200}
+    assert all(path.endswith("/1") for path in wrong), f"only epoch 1 may be missing: {wrong}"
+    return {path: f"{dict(one.headers)}{one.text}" for path, one in found.items()}
 
 
 class Tags(HTMLParser):

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from addresses import read_all
 from fencepost_proof.rig.postgres import Postgres
 from streams import Place
 
@@ -29,8 +30,14 @@ pytestmark = pytest.mark.spark
 
 PASSWORD = "canary-passw0rd/å"  # noqa: S105
 SASL = "canary-sasl-5ecret"
+S3_KEY = "canary-s3-k3y"
 ROW = "canaryrow4711"
-CANARIES = {"the password": ("canary-passw0rd", urllib.parse.quote(PASSWORD)), "sasl": (SASL,), "a row": (ROW,)}
+CANARIES = {
+    "the password": ("canary-passw0rd", urllib.parse.quote(PASSWORD)),
+    "sasl": (SASL,),
+    "s3": (S3_KEY,),
+    "a row": (ROW,),
+}
 
 
 def leaks(said: Mapping[str, str]) -> list[str]:
@@ -126,7 +133,8 @@ def test_a_job_that_succeeds_fails_and_starts_again_says_no_secret_and_no_row(
     caplog.set_level(logging.DEBUG, "fencepost")
     job = place.job(spark, restart=fp.FixedDelay(attempts=1, delay="0 ms"))
     told = listening(job)
-    lines = place.text(job)
+    logins = {"kafka.sasl.jaas.config": f'x required password="{SASL}";', "fs.s3a.secret.key": S3_KEY}
+    lines = job.read(fp.Files(str(place.input), format="text", max_files_per_epoch=1, options=logins))
     # Spark's own message quotes the row.
     fails = lines.selectExpr("IF(value LIKE '%poison', CAST(value AS INT), 1) AS number", "value")
     job.write(fails, fp.Postgres("lines", dsn=dsn(postgres), name="pg"))
@@ -144,6 +152,7 @@ def test_a_job_that_succeeds_fails_and_starts_again_says_no_secret_and_no_row(
         **of_an_error(failed.value),
         **of_a_job(job),
         **in_registry(),
+        **read_all(place.checkpoint),
         "callbacks": json.dumps([event.plain for event in told]),
     }
     assert any(name.startswith("log ") for name in said)
@@ -211,6 +220,7 @@ def test_a_sink_that_leaks_is_caught_wherever_its_error_goes(
     told = listening(job)
     with pytest.raises(FencepostError) as failed:
         job.write(place.text(job), Leaky(place.database, table="lines")).run(until="available")
+    key = registry.key_of(place.checkpoint)
     journal = {name: text for name, text in in_files(place.checkpoint).items() if "journal" in name}
     for said in (
         of_an_error(failed.value),
@@ -218,5 +228,8 @@ def test_a_sink_that_leaks_is_caught_wherever_its_error_goes(
         in_logs(caplog.records),
         {"callbacks": json.dumps([event.plain for event in told], ensure_ascii=False)},
         on_the_command_line(["status", str(place.checkpoint)]),
+        {path: text for path, text in read_all(place.checkpoint).items() if path.endswith(f"jobs/{key}")},
+        {path: text for path, text in read_all(place.checkpoint).items() if path.endswith("/live")},
+        {path: text for path, text in read_all(place.checkpoint).items() if path.endswith(("/starts", "/exceptions"))},
     ):
         assert {"the password", "a row"} == {leak.rsplit(": ", 1)[1] for leak in leaks(said)}
