@@ -15,6 +15,7 @@ import time
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -33,7 +34,7 @@ from fencepost.observe.registry import key_of
 from fencepost.protocol.format import VERSION
 from fencepost.store import Place, RemotePath
 from fencepost.store.parts import parts_of, sizes
-from fencepost.store.retry import at_most
+from fencepost.store.retry import Aside, at_most
 
 BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 """In seconds."""
@@ -130,11 +131,28 @@ class _Measured:
         self._follower = Follower(where)
         self._record = 0
         self._state: tuple[float, int | None] = (0.0, None)
+        self._aside = Aside(f"measure-{key_of(where)}", PATIENCE_S) if isinstance(where, RemotePath) else None
+        self._asked: Future[Summary | None] | None = None
+        self._began = 0.0
+
+    def begin(self) -> None:
+        """Ask a remote store; `look` has the answer."""
+        if self._aside is not None and (self._asked is None or self._asked.done()):
+            self._began = time.monotonic()
+            self._asked = self._aside.begin(self._read)
 
     def look(self) -> Summary | None:
-        """What is known now; None if the checkpoint cannot be read."""
+        """What is known now; None if the checkpoint cannot be read, or its store does not answer in time."""
         for event in self._follower.new():
             self.tally.take(event)
+        if self._asked is None:
+            return self._read()
+        try:
+            return self._asked.result(max(0.0, self._began + PATIENCE_S - time.monotonic()))
+        except TimeoutError:
+            return None
+
+    def _read(self) -> Summary | None:
         try:
             with at_most(PATIENCE_S):
                 found = self.archive.summary(recent=1)
@@ -187,10 +205,12 @@ class Metrics(Collector):
         """All of it, now."""
         with self._change:
             found = _Families()
-            for name, where in self._jobs():
-                key = key_of(where)
+            jobs = [(key_of(where), name, where) for name, where in self._jobs()]
+            for key, name, where in jobs:  # all are asked before the first one is waited for
                 if key not in self._measured:
                     self._measured[key] = _Measured(name, where)
+                self._measured[key].begin()
+            for key, _, _ in jobs:
                 one = self._measured[key]
                 summary = one.look()
                 found.of = (one.name, key)

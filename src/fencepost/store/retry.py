@@ -97,8 +97,10 @@ class Aside:
     Never queues up requests: while one is unanswered, the next is not sent.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, patience_s: float = 0.0) -> None:
         self._name = name
+        self._patience_s = patience_s
+        """How long a request is retried; by default the caller asks again next time."""
         self._tasks: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
         self._change = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -112,21 +114,32 @@ class Aside:
         with self._change:
             if self._last is not None and not self._last.done() and not after:
                 return None
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=f"fencepost-{self._name}", daemon=True)
-                self._thread.start()
-            answer: Future[T] = Future()
-            self._last = answer
-            self._tasks.put((answer, what))
+            answer = self._put(what)
         with suppress(Exception):
             return answer.result(wait_s)
         return None
+
+    def begin(self, what: Callable[[], T]) -> Future[T]:
+        """The answer that will come, to this request or to the one that is still unanswered."""
+        with self._change:
+            if self._last is not None and not self._last.done():
+                return self._last
+            return self._put(what)
+
+    def _put(self, what: Callable[[], T]) -> Future[T]:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=f"fencepost-{self._name}", daemon=True)
+            self._thread.start()
+        answer: Future[T] = Future()
+        self._last = answer
+        self._tasks.put((answer, what))
+        return answer
 
     def _run(self) -> None:
         while True:
             answer, what = self._tasks.get()
             try:
-                with at_most(0):  # no retries: the caller asks again next time
+                with at_most(self._patience_s):
                     answer.set_result(what())
             except Exception as error:  # noqa: BLE001 - the caller gets it
                 answer.set_exception(error)

@@ -72,7 +72,7 @@ class Api:
 
     async def jobs(self, request: Request) -> Response:
         """Every job, in short."""
-        glances = await run_in_threadpool(lambda: [job.glance() for job in self._shelf.jobs()])
+        glances = await run_in_threadpool(self._shelf.glances)
         return JSONResponse({"jobs": [_plain_job(one) for one in glances]})
 
     async def job(self, request: Request) -> Response:

@@ -201,7 +201,7 @@ class Pages:
         return self._stream(request, "jobs", lambda: {"live-jobs": self._part("jobs", jobs=self._glances())})
 
     def _glances(self) -> list[Glance]:
-        found = [job.glance() for job in self._shelf.jobs()]
+        found = self._shelf.glances()
         return [one for one in found if one.problem is None or one.problem.code != "no_ledger"]
 
     # --- one job
