@@ -522,6 +522,7 @@ class Job:
                 raise BadConfig("already_running", "The job is already running.", where=where, next=next_)
             with suppress(FencepostError):  # whoever waited for it has already got the error
                 self._run.end()
+        self._observer.dead = self._dead
         self._run = start_query(self._launch(until=until, tolerance=tolerance))
         gateway.make_archive_later()
         return self._run

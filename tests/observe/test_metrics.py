@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import socket
 import subprocess
-import urllib.error
-import urllib.parse
 import urllib.request
 from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +19,7 @@ from fencepost_proof.rig.debs import PROMETHEUS, unpack
 from fencepost_proof.rig.process import until
 from golden import unpacked
 from long_ledger import LINEAGE, make
+from prometheus import scraping
 from prometheus_client.parser import text_string_to_metric_families
 
 import fencepost as fp
@@ -29,6 +29,7 @@ from fencepost.observe.events import Event, Kind
 from fencepost.observe.journal import Journal
 from fencepost.observe.metrics import COUNTERS, GAUGES, HISTOGRAMS, Metrics, Tally, serve
 from fencepost.runtime.start import only_looking
+from fencepost.spark.progress import lag_by_topic
 from fencepost.store import place
 from fencepost.store.base import record_name
 from fencepost.store.ledger import read
@@ -132,6 +133,35 @@ def test_rows_that_recovery_commits_again_are_counted_once() -> None:
     assert (3, 12) == (tally.commits["db", "ok"], tally.written["db"])
 
 
+def test_dead_letters_are_counted_apart_and_are_there_before_the_first(tmp_path: Path) -> None:
+    checkpoint = ended(tmp_path)
+    metrics = of(checkpoint)
+    assert 0 == figures(metrics)["dead_letters_total", "db"]
+    for dead in (True, True, None):  # the second is recovery's, which commits again what was there
+        Journal(checkpoint).note(event(Kind.COMMITTED, epoch=90, sink="db", units=1, rows=5, dead=dead))
+    assert 5 == figures(metrics)["dead_letters_total", "db"]
+
+
+@pytest.mark.parametrize(
+    ("latest", "end", "behind"),
+    [
+        ({"t": {"0": 9, "1": 5}}, {"t": {"0": 4, "1": 5}}, {"t": 5}),
+        ({"t": {"0": 9}}, {"t": {"0": 10}}, {"t": 0}),  # read after the report's look at the topic
+        ({"t": {"0": 9, "1": 2}}, {"t": {"0": 9}}, {}),  # a partition that is new to the job: not known
+        (None, {"logOffset": 3}, {}),
+        ({"logOffset": 4}, {"logOffset": 3}, {}),
+        (7, 7, {}),
+    ],
+)
+def test_what_spark_reports_of_a_source_says_how_far_it_is_behind(
+    latest: Any, end: Any, behind: dict[str, int]
+) -> None:
+    report = SimpleNamespace(json=lambda: json.dumps({"sources": [{"latestOffset": latest, "endOffset": end}]}))
+    query = SimpleNamespace(_jsq=SimpleNamespace(lastProgress=lambda: report))
+    assert behind == lag_by_topic(query)
+    assert {} == lag_by_topic(SimpleNamespace(_jsq=SimpleNamespace(lastProgress=lambda: None)))
+
+
 def test_two_checkpoints_of_one_name_are_told_apart(tmp_path: Path) -> None:
     text = of(ended(tmp_path / "a"), ended(tmp_path / "b")).text().decode()
     lines = [line.rpartition(" ")[0] for line in text.splitlines() if not line.startswith("#")]
@@ -219,51 +249,9 @@ def test_a_real_server_scrapes_what_the_ledger_says_and_its_alert_fires(
 ) -> None:
     require("prometheus")
     checkpoint = ended(tmp_path / "job", "decide.after=kill@2")
-    port = serve(of(checkpoint), "127.0.0.1:0")
-    CliRunner().invoke(cli, ["metrics", "export", "--to", str(tmp_path)])
-    rules = tmp_path / "fencepost.rules.yml"
-    rules.write_text(rules.read_text().replace("for: 1m", "for: 0s"))
-    settings = tmp_path / "prometheus.yml"
-    settings.write_text(
-        "global: {scrape_interval: 1s, evaluation_interval: 1s}\n"
-        f"rule_files: [{rules}]\n"
-        "scrape_configs:\n"
-        "  - job_name: fencepost\n"
-        "    honor_labels: true\n"
-        f"    static_configs: [{{targets: ['127.0.0.1:{port}']}}]\n"
-    )
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        own = free.getsockname()[1]
-    command = [
-        *unpack(PROMETHEUS).command("prometheus"),
-        f"--config.file={settings}",
-        f"--storage.tsdb.path={tmp_path / 'data'}",
-        f"--web.listen-address=127.0.0.1:{own}",
-    ]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
-        try:
-
-            def asked(path: str, **query: str) -> Any:
-                address = f"http://127.0.0.1:{own}/api/v1/{path}?{urllib.parse.urlencode(query)}"
-                try:
-                    with urllib.request.urlopen(address, timeout=30) as answer:
-                        return json.load(answer)["data"]
-                except (urllib.error.URLError, ConnectionError):
-                    return None
-
-            def value(query: str) -> float | None:
-                found = asked("query", query=query)
-                return float(found["result"][0]["value"][1]) if found and found["result"] else None
-
-            def fires() -> bool:
-                found = asked("alerts")
-                names = [one["labels"]["alertname"] for one in found["alerts"]] if found else []
-                return "FencepostJobNotRunning" in names
-
-            until(lambda: value('fencepost_epochs_total{job="stand-in",outcome="complete"}') is not None, 120)
-            done = read(checkpoint).done_through + 1
-            assert done == value('fencepost_epochs_total{job="stand-in",outcome="complete"}')
-            assert 1 == value('fencepost_commits_pending{job="stand-in"}')
-            until(fires, 120)
-        finally:
-            server.terminate()
+    one = 'job="stand-in"'
+    with scraping(tmp_path, serve(of(checkpoint), "127.0.0.1:0")) as asked:
+        until(lambda: ("JobNotRunning", "stand-in") in asked.firing(), "the alert fires")
+        done = read(checkpoint).done_through + 1
+        assert done == asked.value(f'fencepost_epochs_total{{{one},outcome="complete"}}')
+        assert 1 == asked.value(f"fencepost_commits_pending{{{one}}}")

@@ -23,6 +23,7 @@ from fencepost_proof.workloads.process import OPTIONS, QUICK
 from streams import Place, drop, table
 
 import fencepost as fp
+from fencepost.observe.journal import read
 from fencepost.spark import fork, positions
 
 if TYPE_CHECKING:
@@ -199,6 +200,8 @@ def test_json_that_is_not_what_the_schema_says_becomes_a_dead_letter(spark: Spar
     job.write(orders.where("id > 0").selectExpr("id", "amount", "in.a AS a"), rows(place))
     assert {"sink dead", "sink sqlite:rows"} <= {row[0] for row in job.check().rows}
     job.run(until="available")
+    noted = [(event.sink, event.rows or 0) for event in read(job.checkpoint) if event.dead]
+    assert ({"dead"}, len(letters(place))) == ({sink for sink, _ in noted}, sum(rows for _, rows in noted))
     assert [(1, 2.5, None), (2, None, None), (3, None, 1)] == table(place.database, "rows")
     found = letters(place)
     no_text = "base64:" + base64.b64encode(raw).decode()

@@ -82,6 +82,8 @@ class Event:
     next: str | None = None
     again: bool | None = None
     """For a complete epoch: it may have been reported before."""
+    dead: bool | None = None
+    """For a commit: its rows are dead letters."""
 
     @property
     def plain(self) -> dict[str, Any]:

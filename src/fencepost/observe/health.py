@@ -16,7 +16,7 @@ import socket
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
 from statistics import median
@@ -115,6 +115,8 @@ class Health:
     median_s: float | None = None
     rest_s: float | None = None
     """How long it rested after its last epoch; None if its user sets the pace."""
+    lag: Mapping[str, int] = field(default_factory=dict)
+    """While it runs: by topic, the records that it has not read yet."""
     watermark: float | None = None
     """Of the next epoch; None if there is none, or if it has not moved yet."""
     feeds: tuple[Feed, ...] = ()
@@ -179,6 +181,7 @@ def judge(root: Place, events: Sequence[Event], read: Callable[[], State]) -> He
         per_minute=per_minute,
         median_s=median_s,
         rest_s=beat.rest_s if beat and condition == "running" else None,
+        lag=beat.lag if beat and condition == "running" else {},
         watermark=evidence.watermark(epoch),
         feeds=evidence.feeds() if condition == "running" else (),
         damage=damage,

@@ -18,7 +18,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
@@ -55,6 +55,8 @@ class Beat:
     """The sources that a watermark waits for, by their names in Spark's `offsets`."""
     rest_s: float | None = None
     """How long it rested after that epoch; None if its user sets the pace."""
+    lag: Mapping[str, int] = field(default_factory=dict)
+    """By topic, the records that it has not read yet, as Spark last said."""
 
     @property
     def is_fresh(self) -> bool:
@@ -78,7 +80,13 @@ class Beat:
 
 
 def this_driver(
-    job: str, writer: int, epoch: int | None, awaited: Sequence[str] = (), rest_s: float | None = None
+    job: str,
+    writer: int,
+    epoch: int | None,
+    awaited: Sequence[str] = (),
+    rest_s: float | None = None,
+    *,
+    lag: Mapping[str, int] | None = None,
 ) -> Beat:
     """The heartbeat of a driver in this process."""
     return Beat(
@@ -92,6 +100,7 @@ def this_driver(
         at_s=time.time(),
         awaited=awaited,
         rest_s=rest_s,
+        lag=lag or {},
     )
 
 

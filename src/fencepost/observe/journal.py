@@ -57,6 +57,8 @@ class Observer:
         self._writer: int | None = None
         self._failed: FencepostError | None = None
         self._here = threading.local()
+        self.dead: frozenset[str] = frozenset()
+        """The sinks that take dead letters."""
 
     def call(self, callback: Callback, *kinds: Kind) -> None:
         """Call a user's function for events of these kinds."""
@@ -78,6 +80,8 @@ class Observer:
             told = {"code": error.code, "what": error.what, "safe": error.safe, "next": error.next}
             told["reason"] = Reason.of(error).word
             facts = {**told, "epoch": error.where.epoch, "sink": error.where.sink, **facts}
+        if kind is Kind.COMMITTED and facts.get("sink") in self.dead:
+            facts["dead"] = True
         if (took := facts.get("seconds")) is not None:
             facts["seconds"] = round(took, 6)
         event = Event(kind=kind, job=self._job, at=now(), pid=os.getpid(), **{"writer": self._writer, **facts})

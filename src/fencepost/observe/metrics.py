@@ -43,6 +43,8 @@ PATIENCE_S: Final = 3.0
 STATE_EVERY_S: Final = 30.0
 """How often the files of the state are measured."""
 CONDITIONS: Final = ("running", "starting", "waiting", "silent", "stopped", "failed", "dead", "unknown")
+DIED: Final = "driver_died"
+"""The most frequent cause of a restart."""
 LABELS: Final = ("job", "checkpoint")
 
 Jobs = Callable[[], Iterable[tuple[str, Place]]]
@@ -86,6 +88,8 @@ class Tally:
     restarts: Counter[str] = field(default_factory=Counter)
     written: Counter[str] = field(default_factory=Counter)
     """Rows by sink."""
+    dead: Counter[str] = field(default_factory=Counter)
+    """Those of them that are dead letters."""
     fenced: int = 0
     aborted: int = 0
     _held: dict[str, int | None] = field(default_factory=dict)
@@ -113,7 +117,9 @@ class Tally:
         """Recovery commits the newest decided epoch again: what the sink already held is not counted twice."""
         known = self._held.get(sink) == event.epoch
         self.commits[sink, "already" if known else "ok"] += event.units or 0
-        self.written[sink] += 0 if known else event.rows or 0
+        rows = 0 if known else event.rows or 0
+        self.written[sink] += rows
+        self.dead[sink] += rows if event.dead else 0
         if event.what:
             self.commits[sink, "retried" if DOUBT in event.what else "failed"] += 1
         else:
@@ -214,7 +220,7 @@ class Metrics(Collector):
                 one = self._measured[key]
                 summary = one.look()
                 found.of = (one.name, key)
-                _add_counts(found, one)
+                _add_counts(found, one, () if summary is None else [sink.name for sink in summary.sinks])
                 _add_now(found, one, summary)
         build = GaugeMetricFamily("fencepost_build_info", "The version.", labels=["version"])
         build.add_metric([VERSION], 1)
@@ -251,6 +257,7 @@ COUNTERS: Final = {
     ),
     "restarts": ("Restarts of the query or the driver, by error code.", ("cause",)),
     "rows": ("Rows that sinks committed (out).", ("direction", "sink")),
+    "dead_letters": ("Rows that sinks committed as dead letters.", ("sink",)),
     "fenced": ("Drivers that a newer one fenced.", ()),
     "rewrites": ("Times that a lost transaction was written again from the kept rows.", ()),
     "aborted_units": ("Units that no decision named and that were undone.", ()),
@@ -263,6 +270,7 @@ GAUGES: Final = {
     "commits_pending": ("Sinks that do not hold all that is decided for them.", ()),
     "transaction_deadline_seconds": ("Until a sink's open transaction times out; negative: it has.", ("sink",)),
     "transaction_timeout_seconds": ("The timeout of that transaction.", ("sink",)),
+    "source_lag_records": ("Records that a topic has beyond the newest epoch, while the job runs.", ("source",)),
     "standby_ready": ("1 if a standby is warm.", ()),
     "state_bytes": ("Bytes of state that the newest epoch needs.", ()),
     "writer": ("The number of the newest driver.", ()),
@@ -298,7 +306,8 @@ class _Families:
         self.buckets[name].add_metric([*self.of, *labels], buckets.cumulated, buckets.total)
 
 
-def _add_counts(found: _Families, one: _Measured) -> None:
+def _add_counts(found: _Families, one: _Measured, sinks: Iterable[str]) -> None:
+    """A counter is there before there is anything to count: Prometheus sees no increase in a series that begins."""
     tally = one.tally
     for phase in (*PHASES.values(), "all"):
         found.add_buckets("epoch_duration_seconds", tally.took[phase], phase)
@@ -307,10 +316,11 @@ def _add_counts(found: _Families, one: _Measured) -> None:
         found.add("epochs", tally.failed[kind.value], kind.value)
     for (sink, result), count in sorted(tally.commits.items()):
         found.add("commits", count, sink, result)
-    for cause, count in sorted(tally.restarts.items()):
+    for cause, count in sorted(({DIED: 0} | tally.restarts).items()):
         found.add("restarts", count, cause)
-    for sink, count in sorted(tally.written.items()):
-        found.add("rows", count, "out", sink)
+    for sink in sorted({*tally.written, *sinks}):
+        found.add("rows", tally.written[sink], "out", sink)
+        found.add("dead_letters", tally.dead[sink], sink)
     found.add("fenced", tally.fenced)
     found.add("rewrites", one.rewrites)
     found.add("aborted_units", tally.aborted)
@@ -331,6 +341,8 @@ def _add_now(found: _Families, one: _Measured, summary: Summary | None) -> None:
     for sink in summary.sinks:
         found.add("transaction_deadline_seconds", sink.deadline_s, sink.name)
         found.add("transaction_timeout_seconds", sink.timeout_s, sink.name)
+    for topic, behind in health.lag.items():
+        found.add("source_lag_records", behind, topic)
     found.add("standby_ready", float(health.standby_is_warm))
     found.add("state_bytes", one.state_bytes(health.epoch))
     found.add("writer", health.writer)

@@ -18,7 +18,7 @@ from fencepost.observe.events import DELETING, Kind
 from fencepost.observe.heartbeat import PULSE, Beat, this_driver
 from fencepost.observe.journal import Observer
 from fencepost.runtime.driver import Driver
-from fencepost.spark import spark_session
+from fencepost.spark import progress, spark_session
 from fencepost.spark.bridge import Bridge
 from fencepost.spark.diagnosis import from_spark, jvm_lost
 from fencepost.spark.heap_lock import StateLock
@@ -56,6 +56,7 @@ class Run:
         self._ended = False
         self._one_ends = threading.Lock()
         self._jvm_is_gone = False
+        self._lag: dict[str, int] = {}
         self._deletes = False
         """Will the checkpoint be deleted at the end?"""
 
@@ -142,7 +143,9 @@ class Run:
         """This driver's heartbeat; None while an epoch is stuck in a sink."""
         if (driver := self._driver).is_stuck:
             return None
-        return this_driver(driver.job, driver.writer, driver.finished, self._awaited, driver.rest_s)
+        with suppress(Exception):  # a query that has just ended, or a JVM that is gone: then it is what it last was
+            self._lag = progress.lag_by_topic(self.query)
+        return this_driver(driver.job, driver.writer, driver.finished, self._awaited, driver.rest_s, lag=self._lag)
 
     def end_by_itself(self, cancel: Callable[[], None] | None = None) -> None:
         """Clean up when the query ends. Whoever holds the query sees Spark's error; ours goes to the log."""
