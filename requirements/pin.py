@@ -37,6 +37,8 @@ DEVELOP = (
     "uvicorn",
     "jinja2",
     "prometheus-client",
+    "opentelemetry-sdk",
+    "opentelemetry-exporter-otlp-proto-http",
     "pg8000",
     "hatchling",
     "build",

@@ -30,6 +30,7 @@ OF_A_JOB = [
     "spark",
     "start",
     "stop",
+    "trace",
     "write",
 ]
 

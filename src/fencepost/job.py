@@ -26,7 +26,7 @@ from fencepost.config import Backend, BridgeName, Checkpoint, RunConfig, Strateg
 from fencepost.contract import Sink, Source
 from fencepost.errors import BadConfig, FencepostError, Tolerance, Where, require
 from fencepost.guarantee import Guarantee, Report
-from fencepost.observe import commands, console, picture, wording
+from fencepost.observe import commands, console, journal, picture, wording
 from fencepost.observe.archive import JobArchive
 from fencepost.observe.events import Kind
 from fencepost.observe.journal import Callback, Observer
@@ -560,6 +560,22 @@ class Job:
         from fencepost.observe.metrics import Metrics, serve  # noqa: PLC0415 - of an extra
 
         return serve(Metrics(lambda: [(self.name, place(self.checkpoint))]), f"{host}:{port}")
+
+    def trace(self, endpoint: str | None = None) -> None:
+        """Send a trace of every epoch and every recovery to an OpenTelemetry collector, until the process ends.
+
+        `endpoint` is its address for OTLP over HTTP (`http://host:4318`); without it the OTEL_ variables say, and by
+        default it is on this machine. Call it before `run`. The spans come from the journal, so nothing is added to an
+        epoch, and a collector that does not answer changes nothing. Under `fencepost run` this does nothing: use its
+        `--otel`. Needs `fencepost[otel]`.
+        """
+        if is_only_looked_at() or link.link() is not None:
+            return
+        require("otel_missing", "opentelemetry.exporter.otlp.proto.http", extra="otel", purpose="for job.trace()")
+        from fencepost.observe.traces import trace  # noqa: PLC0415 - of an extra
+
+        os.environ[journal.TRACED] = "1"
+        trace(lambda: [(self.name, place(self.checkpoint))], endpoint)
 
     def stop(self) -> None:
         """Stop the query; an epoch that is being written is finished first, one whose tasks still run is dropped."""

@@ -13,6 +13,7 @@ from fencepost_proof.stand_in import StandIn
 import fencepost as fp
 from fencepost import faults
 from fencepost.errors import FencepostError
+from fencepost.observe import journal, registry
 from fencepost.observe.journal import Observer
 from fencepost.supervise.link import telling_the_end, when_told_to
 
@@ -22,6 +23,8 @@ checkpoint = Path(folder) / "checkpoint"
 failures, _, _ = when_told_to("stand-in", str(checkpoint), fp.FixedDelay(attempts=9, delay="0 s"), lambda called: None)
 if len(failures) < len(planned):
     faults.arm({faults.ARM: planned[len(failures)]})
+registry.note("stand-in", checkpoint, sys.argv[0])
+journal.follow_environment()
 observer = Observer("stand-in")
 sink = fp.SQLite(Path(folder) / "out.db", table="rows", name="db")
 with telling_the_end():

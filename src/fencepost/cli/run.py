@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -40,6 +41,8 @@ log = logging.getLogger("fencepost.supervise")
               "fp.Job(conf=…) in FILE. NAME=env:VARIABLE keeps a secret off the command line.")  # fmt: skip
 @click.option("--metrics", "address", metavar="[HOST:]PORT", help="Answer Prometheus here, also while the driver is "
               "being restarted; without HOST only on this machine. Needs fencepost[metrics].")  # fmt: skip
+@click.option("--otel", is_flag=True, help="Send a trace of every epoch and recovery to an OpenTelemetry collector, by "
+              "default on this machine; the OTEL_ variables say where else. Needs fencepost[otel].")  # fmt: skip
 def run(  # noqa: PLR0917 - click calls it by keyword
     file: Path,
     arguments: tuple[str, ...],
@@ -51,6 +54,7 @@ def run(  # noqa: PLR0917 - click calls it by keyword
     master: str | None,
     conf: tuple[str, ...],
     address: str | None,
+    otel: bool,
 ) -> None:
     """Run FILE as python would, with ARGUMENTS, and restart it when it fails, dies or hangs.
 
@@ -82,20 +86,30 @@ def run(  # noqa: PLR0917 - click calls it by keyword
         journal.use_json()
     if address is not None:
         _serve_metrics(address, file)
+    if otel:
+        _trace(file)
     sys.exit(Supervisor(orders, log.info if style == journal.JSON else _say).run())
 
 
 def _serve_metrics(address: str, file: Path) -> None:
-    """Of all jobs that the file starts: which those are is known once they have started."""
     require("metrics_missing", "prometheus_client", extra="metrics", purpose="for --metrics")
     from fencepost.observe.metrics import Metrics, serve  # noqa: PLC0415 - of an extra
 
+    serve(Metrics(_jobs_of(file)), address)
+
+
+def _trace(file: Path) -> None:
+    require("otel_missing", "opentelemetry.exporter.otlp.proto.http", extra="otel", purpose="for --otel")
+    from fencepost.observe.traces import trace  # noqa: PLC0415 - of an extra
+
+    os.environ[journal.TRACED] = "1"  # for the drivers' log lines
+    trace(_jobs_of(file))
+
+
+def _jobs_of(file: Path) -> Callable[[], list[tuple[str, Place]]]:
+    """Those that it starts from now on."""
     began = datetime.now(UTC).isoformat(timespec="seconds")
-
-    def jobs() -> list[tuple[str, Place]]:
-        return [(one.name, place(one.checkpoint)) for one in registry.by_file(file) if one.at >= began]
-
-    serve(Metrics(jobs), address)
+    return lambda: [(one.name, place(one.checkpoint)) for one in registry.by_file(file) if one.at >= began]
 
 
 def _say(text: str) -> None:

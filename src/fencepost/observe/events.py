@@ -6,6 +6,7 @@ Never holds a row's value or a secret: only names, numbers, times and our own er
 from __future__ import annotations
 
 import enum
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime
@@ -109,3 +110,37 @@ class Event:
 _FIELDS = tuple(field.name for field in fields(Event))
 _WORDS = {"int": int, "float": (int, float), "str": str, "bool": bool}
 _TYPES: Mapping[str, Any] = {f.name: _WORDS[str(f.type).split(" ")[0]] for f in fields(Event) if f.name != "kind"}
+
+
+class TraceIds:
+    """The ids of traces, for the events of one driver in their order: the same for whoever knows the events.
+
+    Of an epoch, by its driver and number; of a recovery, by its driver. So log lines have the id of a trace that
+    another process makes later.
+    """
+
+    def __init__(self, checkpoint: str) -> None:
+        """`checkpoint` is its short name, see registry.py."""
+        self._checkpoint = checkpoint
+        self.recovers = False
+        """Did the last event belong to a recovery?"""
+        self._begins = False
+
+    def of(self, event: Event) -> str | None:
+        """32 hexadecimal digits, or None for an event that belongs to neither."""
+        if event.kind is Kind.STARTED:
+            self._begins = True
+        self.recovers = self._begins or event.kind is Kind.RECOVERED or bool(event.again)
+        if event.kind is Kind.RECOVERED or event.kind in _ENDS:
+            self._begins = False
+        if event.kind in _OUTSIDE or not (self.recovers or event.epoch is not None):
+            return None
+        return self._id(event.writer, None if self.recovers else event.epoch)
+
+    def _id(self, writer: int | None, epoch: int | None) -> str:
+        return hashlib.sha256(f"{self._checkpoint} {writer} {epoch}".encode()).hexdigest()[:32]
+
+
+_ENDS: Final = {Kind.FAILED, Kind.FENCED, Kind.STOPPED}
+_OUTSIDE: Final = {Kind.SPAWNED, Kind.WARM, Kind.TOOK_OVER, Kind.DIED, Kind.GAVE_UP, Kind.RESTARTED, Kind.STOPPED}
+"""Events of the supervisor, and the end of a driver."""

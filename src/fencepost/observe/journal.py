@@ -27,7 +27,7 @@ from typing import Any, BinaryIO, Final
 
 from fencepost.errors import Fenced, FencepostError, Reason, now
 from fencepost.observe import registry
-from fencepost.observe.events import Event, Kind
+from fencepost.observe.events import Event, Kind, TraceIds
 from fencepost.observe.heartbeat import beats
 from fencepost.protocol.format import StoredFormat
 from fencepost.store import RemotePath, place
@@ -36,6 +36,8 @@ FULL: Final = 1_000_000
 JOURNAL: Final = StoredFormat("The journal", 1)
 """A line of a newer fencepost is read as far as its keys are known; of a kind that we do not know, left out."""
 BEGIN: Final = b'{"kind":'
+TRACED: Final = "FENCEPOST_TRACED"
+"""The environment variable by which log lines of events carry the id of their trace."""
 FOLLOWED: Final = 30_000
 """Events that a follower keeps: more than two full files have."""
 
@@ -59,6 +61,7 @@ class Observer:
         self._here = threading.local()
         self.dead: frozenset[str] = frozenset()
         """The sinks that take dead letters."""
+        self._traces: TraceIds | None = None
 
     def call(self, callback: Callback, *kinds: Kind) -> None:
         """Call a user's function for events of these kinds."""
@@ -73,6 +76,8 @@ class Observer:
         begin(checkpoint)
         self._journal = Journal(checkpoint)
         self._writer = writer
+        if self._traces is None and os.environ.get(TRACED):
+            self._traces = TraceIds(registry.key_of(checkpoint))
 
     def note(self, kind: Kind, error: FencepostError | None = None, **facts: Any) -> None:
         """Report an event."""
@@ -88,8 +93,10 @@ class Observer:
         if self._journal is not None:
             self._journal.note(event)
         level = logging.WARNING if kind in LOUD else logging.DEBUG
+        trace = None if self._traces is None else self._traces.of(event)
         if events_log.isEnabledFor(level):
-            events_log.log(level, "%s", event.line, extra={"fencepost": event.plain})
+            said = event.plain if trace is None else {**event.plain, "trace_id": trace}
+            events_log.log(level, "%s", event.line, extra={"fencepost": said})
         for kinds, callback in self._callbacks:
             if kind in kinds:
                 self._tell(callback, event)
