@@ -8,13 +8,19 @@ import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 from fencepost_proof.rig.postgres import Postgres
 from fencepost_proof.rig.process import HOST
 from icebergs import FOLDER, JOB, SCHEMA, SINK, Lake, mark_of, words
+from pyiceberg.schema import Schema
+from pyiceberg.table import CommitTableRequest
+from pyiceberg.table.update import AddSchemaUpdate
+from pyiceberg.types import LongType, NestedField, StructType
 
+from fencepost.connectors.iceberg.catalog import CompleteRequests
 from fencepost.connectors.iceberg.table import IcebergLakeTable
 from fencepost.connectors.table.database import Conflict, Denied, NotAllowed, Silent
 
@@ -86,6 +92,35 @@ def check_a_race(lake: Lake) -> None:
 
 def test_processes_that_race_on_sqlite_commit_every_epoch_once(lake: Lake) -> None:
     check_a_race(lake)
+
+
+# --- requests to a REST catalog
+
+
+def test_a_new_schema_is_sent_with_the_highest_id_of_its_columns_nested_ones_too() -> None:
+    sent: list[Any] = []
+    inner = StructType(NestedField(7, "x", LongType()))
+    schema = Schema(NestedField(1, "id", LongType()), NestedField(2, "s", inner))
+    update = AddSchemaUpdate(schema_=schema)
+    request = CommitTableRequest(
+        identifier={"namespace": ["db"], "name": "words"}, requirements=(), updates=(update,)
+    ).model_dump_json()
+    post = CompleteRequests(lambda url, data, **rest: sent.append((url, json.loads(data), rest)))
+    post("u", data=request.encode(), headers={"h": "1"})
+    [(url, body, rest)] = sent
+    assert ("u", {"headers": {"h": "1"}}) == (url, rest)
+    [told] = body.pop("updates")
+    assert 7 == told.pop("last-column-id")
+    [given] = (plain := json.loads(request)).pop("updates")
+    assert (given, plain) == (told, body)
+    assert "last-column-id" not in given  # if this fails, the library sends it itself
+
+
+@pytest.mark.parametrize("data", [b'{"name": "add-schema"}', b"not json", None])
+def test_other_requests_are_sent_as_they_are(data: bytes | None) -> None:
+    sent: list[Any] = []
+    CompleteRequests(lambda url, data: sent.append(data))("u", data=data)
+    assert (None if data is None else data.replace(b" ", b"")) == (sent[0] and sent[0].replace(b" ", b""))
 
 
 # --- a long history

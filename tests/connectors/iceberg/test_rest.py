@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 import subprocess
 import sys
 import uuid
@@ -15,9 +18,11 @@ from fencepost_proof.rig.nessie import Nessie, java_21
 from fencepost_proof.rig.s3 import S3
 from icebergs import FOLDER, JOB, LINEAGE, SCHEMA, SINK, Lake, mark_of, rows_of, words
 from pyiceberg.catalog import Catalog, load_catalog
-from pyiceberg.exceptions import CommitStateUnknownException, NoSuchTableError
+from pyiceberg.catalog.rest import RestCatalog
+from pyiceberg.exceptions import BadRequestError, CommitStateUnknownException, NoSuchTableError
 from pyiceberg.types import LongType
 
+from fencepost import faults
 from fencepost.connectors.iceberg import columns
 from fencepost.connectors.iceberg.sink import Iceberg
 from fencepost.connectors.table.database import Conflict, Silent
@@ -100,17 +105,17 @@ def test_of_two_who_saw_a_new_table_without_rows_the_second_is_refused(lake: Lak
     assert [1] == lake.ids()
 
 
-def test_this_catalog_does_not_take_new_columns_from_the_library_at_all(lake: Lake) -> None:
-    """It wants a field that pyiceberg does not send. We say so in docs/TABLES.md; if this fails, we need not."""
+def test_new_columns_come_with_the_field_that_the_library_does_not_send(lake: Lake) -> None:
+    """If the first part fails, the library sends it now, and `CompleteRequests` is not needed."""
     table = lake.made()
     lake.append(table, 0, 1)
     with pytest.raises(CommitStateUnknownException), lake.raw.update_schema() as change:
         change.add_column("more", LongType())
     assert table.load()
     wide = SCHEMA.append(pa.field("more", pa.int64()))
-    with pytest.raises(Silent, match="did not say whether it committed"):
-        table.extend(rows_of([{"id": 4, "word": "c", "more": 7}], wide), JOB, SINK, mark_of(1))
-    assert ([1], mark_of(0)) == (lake.ids(), lake.looked().mark(JOB, SINK, (LINEAGE,)))
+    table.extend(rows_of([{"id": 4, "word": "c", "more": 7}], wide), JOB, SINK, mark_of(1))
+    assert [(1, None), (4, 7)] == [(row["id"], row["more"]) for row in lake.rows()]
+    assert mark_of(1) == lake.looked().mark(JOB, SINK, (LINEAGE,))
 
 
 def test_an_answer_that_was_lost_is_found_by_the_mark(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,6 +135,63 @@ def test_an_answer_that_was_lost_is_found_by_the_mark(lake: Lake, monkeypatch: p
     assert (False, False) == (isinstance(found.value, Conflict), "canary" in str(found.value))
     monkeypatch.undo()
     assert ([1], mark_of(0)) == (lake.ids(), lake.looked().mark(JOB, SINK, (LINEAGE,)))
+
+
+# --- a table that we make
+
+
+DIES = """
+import json, sys
+import pyarrow as pa
+from fencepost.connectors.iceberg.table import IcebergLakeTable
+
+catalog, identifier = json.loads(sys.argv[1]), sys.argv[2]
+table = IcebergLakeTable(identifier, catalog=catalog, partition_by=(), properties={}, target_file_bytes=1)
+assert not table.load()
+table.create(pa.schema([("id", pa.int64()), ("word", pa.string())]))
+"""
+
+
+def test_a_creator_that_is_killed_leaves_nothing_and_the_next_one_creates_it(lake: Lake) -> None:
+    command = [sys.executable, "-c", DIES, json.dumps(dict(lake.properties)), lake.identifier]
+    killed = subprocess.run(command, check=False, env={**os.environ, faults.ARM: "iceberg.creating=kill"})
+    assert -signal.SIGKILL == killed.returncode
+    table = lake.table()
+    assert not table.load()
+    table.create(SCHEMA)
+    assert table.load()
+    assert [] == table.unfit(removes=False)
+    lake.append(table, 0, 1)
+    assert [1] == lake.ids()
+
+
+def test_of_two_creators_one_makes_the_table_and_the_other_is_told(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second stages before the first commits: only the commit can refuse it."""
+    second = lake.table()
+    assert not second.load()
+
+    def meanwhile(point: str) -> None:
+        monkeypatch.undo()
+        lake.append(lake.made(), 0, 1)
+
+    monkeypatch.setattr(faults, "reach", meanwhile)
+    with pytest.raises(Conflict):
+        second.create(SCHEMA)
+    assert ([1], mark_of(0)) == (lake.ids(), lake.looked().mark(JOB, SINK, (LINEAGE,)))
+
+
+@pytest.mark.parametrize("refusal", [BadRequestError, NotImplementedError])
+def test_a_catalog_that_cannot_stage_a_new_table_gets_it_in_two_steps(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch, refusal: type[Exception]
+) -> None:
+    def cannot(*_: Any, **__: Any) -> Any:
+        raise refusal("canary")
+
+    monkeypatch.setattr(RestCatalog, "create_table_transaction", cannot)
+    table = lake.made("bucket(4, id)")
+    assert [] == table.unfit(removes=False)
+    lake.append(table, 0, 1)
+    assert [1] == lake.ids()
 
 
 class TestAppend(SinkContract):

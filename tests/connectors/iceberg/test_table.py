@@ -661,7 +661,8 @@ def test_where_emptiness_is_not_compared_a_new_table_gets_a_snapshot_and_others_
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As with a REST catalog; tests/connectors/iceberg/test_rest.py shows one that does not compare."""
-    monkeypatch.setattr("fencepost.connectors.iceberg.table.may_ignore_emptiness", lambda catalog: True)
+    for module in ("table", "catalog"):
+        monkeypatch.setattr(f"fencepost.connectors.iceberg.{module}.may_ignore_emptiness", lambda catalog: True)
     table = lake.made()
     assert ([], 1, []) == (table.unfit(removes=True), len(lake.raw.metadata.snapshots), lake.ids())
     lake.append(table, 0, 1)
@@ -876,9 +877,10 @@ def test_what_we_rely_on_in_pyiceberg() -> None:
 
     import pyiceberg  # noqa: PLC0415
     from pyiceberg.catalog import Catalog, MetastoreCatalog  # noqa: PLC0415
+    from pyiceberg.catalog.rest import RestCatalog  # noqa: PLC0415
     from pyiceberg.catalog.sql import SqlCatalog  # noqa: PLC0415
     from pyiceberg.io.pyarrow import _read_all_delete_files  # noqa: PLC0415
-    from pyiceberg.table import Transaction  # noqa: PLC0415
+    from pyiceberg.table import CreateTableTransaction, Transaction  # noqa: PLC0415
     from pyiceberg.table.update.snapshot import _OverwriteFiles, _SnapshotProducer  # noqa: PLC0415
 
     assert "0.12.0" == pyiceberg.__version__
@@ -900,3 +902,5 @@ def test_what_we_rely_on_in_pyiceberg() -> None:
     assert source.index("self._update_and_stage_table(") < source.index("self._write_metadata(")
     assert "IcebergTables.metadata_location == current_table.metadata_location" in source
     assert issubclass(_FastAppendFiles, _SnapshotProducer)
+    assert "self._session.post(" in inspect.getsource(RestCatalog.commit_table)
+    assert "requirements=(AssertCreate(),)" in inspect.getsource(CreateTableTransaction.commit_transaction)

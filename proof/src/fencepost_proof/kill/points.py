@@ -23,6 +23,7 @@ OUT_OF_REACH: Mapping[str, str] = {
     "commit.wait": "a sink that does not answer",
     "engine.*": "the stand-in engine, not Spark",
     "failed.list": "an epoch that fails without a crash",
+    "iceberg.creating": "a new table in a REST catalog",
     "mute": "guarantee at_most_once",
     "overlap.begin": OVERLAPS,
     "plain.*": "the sabotaged twin, not fencepost",

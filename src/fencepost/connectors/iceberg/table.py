@@ -36,11 +36,13 @@ from fencepost.connectors.iceberg.catalog import (
     Stamp,
     commit,
     connected,
+    create,
     explained,
     has_tables,
     make_tables,
     may_ignore_emptiness,
     name_and_properties,
+    stage_append,
     stamp_of,
 )
 from fencepost.connectors.iceberg.location import DataLocation, at_once
@@ -234,13 +236,7 @@ class IcebergLakeTable(LakeTable):
             spec = spec_of(self._partition_by, made)
             try:
                 catalog.create_namespace_if_not_exists(namespace)
-                table = catalog.create_table(
-                    self._identifier, made, partition_spec=spec, properties={**DEFAULTS, **self._properties}
-                )
-                if may_ignore_emptiness(catalog):  # its creator alone gives it a first snapshot, without rows
-                    staged = Staged(table)
-                    self._stage_append(staged, (), {})
-                    commit(catalog, table, staged, ())
+                create(catalog, self._identifier, made, spec, {**DEFAULTS, **self._properties})
             except (TableAlreadyExistsError, exc.IntegrityError):
                 if not self.load():
                     raise RowsRefused("something else has its name in the catalog, perhaps a view") from None
@@ -348,7 +344,7 @@ class IcebergLakeTable(LakeTable):
         entries = self._entries(files)
         with explained():
             staged = Staged(self._now)
-            self._stage_append(staged, entries, _summary(job, sink, mark))
+            stage_append(staged, entries, _summary(job, sink, mark))
         self._commit(staged, job, sink, mark)
 
     def replace(self, files: Sequence[DataFile], job: str, sink: str, mark: Mark | None) -> None:
@@ -364,7 +360,7 @@ class IcebergLakeTable(LakeTable):
         batches = (columns.fitted(batch, schema) for batch in rows.batches())
         wrote = self._files(Layout(staged.table_metadata, self._target_bytes), batches, _of_commit())
         with self._removed_on_failure(wrote), explained():
-            self._stage_append(staged, [one.entry for one in wrote], _summary(job, sink, mark))
+            stage_append(staged, [one.entry for one in wrote], _summary(job, sink, mark))
         self._commit(staged, job, sink, mark, wrote)
 
     def upsert(  # noqa: PLR0917 - as every table has it
@@ -393,7 +389,7 @@ class IcebergLakeTable(LakeTable):
             if removed:
                 self._stage_overwrite(staged, removed, entries, _summary(job, sink, mark))
             else:
-                self._stage_append(staged, entries, _summary(job, sink, mark))
+                stage_append(staged, entries, _summary(job, sink, mark))
         self._commit(staged, job, sink, mark, wrote)
 
     def _entries(self, files: Sequence[DataFile]) -> list[IcebergDataFile]:
@@ -402,11 +398,6 @@ class IcebergLakeTable(LakeTable):
                 return at_once(self._entry, files)
             except (NotOurs, FileNotFoundError):
                 raise Silent("a data file is gone, or is not as it was written") from None
-
-    def _stage_append(self, staged: Staged, entries: Iterable[IcebergDataFile], summary: dict[str, str]) -> None:
-        with staged._append_snapshot_producer(summary) as producer:
-            for entry in entries:
-                producer.append_data_file(entry)
 
     def _stage_overwrite(
         self,
