@@ -8,6 +8,7 @@ import threading
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,14 @@ from fencepost.spark.diagnosis import from_spark, jvm_lost
 from fencepost.spark.heap_lock import StateLock
 from fencepost.store import RemotePath, parts, place, store_at
 from fencepost.store.path import is_remote
+from fencepost.store.retry import Aside
 
 log = logging.getLogger("fencepost")
 PULSE.ask_engine = spark_session.ask_jvm  # now, not at the first query: a JVM may freeze before that
 
 ABORT_S = 5.0
+LAG_S = 0.2
+"""How long a heartbeat waits for the JVM to say how far the source is ahead; else it says what it last knew."""
 
 
 class Run:
@@ -56,6 +60,7 @@ class Run:
         self._ended = False
         self._one_ends = threading.Lock()
         self._jvm_is_gone = False
+        self._aside = Aside("lag")
         self._lag: dict[str, int] = {}
         self._deletes = False
         """Will the checkpoint be deleted at the end?"""
@@ -143,8 +148,9 @@ class Run:
         """This driver's heartbeat; None while an epoch is stuck in a sink."""
         if (driver := self._driver).is_stuck:
             return None
-        with suppress(Exception):  # a query that has just ended, or a JVM that is gone: then it is what it last was
-            self._lag = progress.lag_by_topic(self.query)
+        # Aside, because a JVM that pauses for a long collection must not hold up the pulse.
+        lag = self._aside.ask(partial(progress.lag_by_topic, self.query), LAG_S)
+        self._lag = self._lag if lag is None else lag
         return this_driver(driver.job, driver.writer, driver.finished, self._awaited, driver.rest_s, lag=self._lag)
 
     def end_by_itself(self, cancel: Callable[[], None] | None = None) -> None:
