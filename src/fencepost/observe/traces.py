@@ -3,8 +3,8 @@
     epoch       from its rows to their commit; below it pre-commit, vote and commit by sink, and the decision
     recovery    from the takeover to the first epoch; below it what was committed and undone
 
-A thread of its own reads the journal once a second, so an epoch does nothing for its trace, and a collector that is
-slow or gone is no matter to the job: what it does not take is dropped. Never a row's value and never a secret.
+A thread of its own reads the journal once a second, so an epoch does nothing for its trace. A collector that is slow or
+gone does not hold up the job: what it does not take is dropped. Never a row's value and never a secret.
 """
 
 from __future__ import annotations
