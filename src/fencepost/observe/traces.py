@@ -1,6 +1,6 @@
 """Traces of jobs for OpenTelemetry, made from their journals: one of every epoch, one of every recovery.
 
-    epoch       from its rows to their commit; below it pre-commit, vote and commit by sink, and the decision
+    epoch       from its rows to their commit; below it the pre-commit, vote and commit by sink, the decision
     recovery    from the takeover to the first epoch; below it what was committed and undone
 
 A thread of its own reads the journal once a second, so an epoch does nothing for its trace. A collector that is slow or
