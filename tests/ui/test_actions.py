@@ -306,12 +306,15 @@ def test_the_same_is_not_done_twice_at_a_time(tmp_path: Path) -> None:
     deed = Deed(name="doctor", title="Doctor", command="fencepost doctor", what="", do=lambda *_: go.wait(60))
     visitor = Visitor(ended(tmp_path), deeds=[deed])
     visitor.enter()
+    before = get(visitor.app, f"/jobs/{visitor.key}/actions/live", most=2, cookie=visitor.cookie).text
+    assert "Nothing yet" in before
     assert 303 == visitor.ask("doctor").status
     again = visitor.ask("doctor")
     assert (400, True) == (again.status, "action_runs" in again.text)
     assert "running" in visitor.page().text
     moving = get(visitor.app, f"/jobs/{visitor.key}/actions/live", most=2, cookie=visitor.cookie).text
     assert "live-tasks" in moving
+    assert "running" in moving, "a page that was open before does not hand on what it was told"
     go.set()
     wait_until(lambda: visitor.desk.tasks(visitor.key)[0].is_over)
     assert 303 == visitor.ask("doctor").status

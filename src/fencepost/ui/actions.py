@@ -241,7 +241,16 @@ class Stream(Protocol):
 class ActionPages:
     """The forms, and where they lead."""
 
-    def __init__(self, shelf: Shelf, desk: Desk, page: Frame, part: Callable[..., str], stream: Stream) -> None:
+    def __init__(  # noqa: PLR0917 - what the other pages have
+        self,
+        shelf: Shelf,
+        desk: Desk,
+        page: Frame,
+        part: Callable[..., str],
+        stream: Stream,
+        forget: Callable[[str], object],
+    ) -> None:
+        self._forget = forget
         self._shelf = shelf
         self._desk = desk
         self._page = page
@@ -271,7 +280,7 @@ class ActionPages:
             tasks = self._part("tasks", tasks=self._desk.tasks(job.key))
             return {"live-head": self._part("head", job=job.glance()), "live-tasks": tasks}
 
-        return self._stream(request, f"{job.key} actions", parts)
+        return self._stream(request, _stream_of(job), parts)
 
     async def enter(self, request: Request) -> Response:
         """The token, once."""
@@ -303,6 +312,7 @@ class ActionPages:
                 next="Mark the box beside the button, and ask again.",
             )
         await run_in_threadpool(self._desk.ask, job, deed, by)
+        self._forget(_stream_of(job))  # or the next page would first be told what was there before
         return RedirectResponse(f"/jobs/{job.key}/actions", 303)
 
     async def _forms(self, job: ShownJob, session: str | None, error: BadConfig | None = None) -> Response:
@@ -337,6 +347,10 @@ class ActionPages:
                 next="Open the page Actions of the job and give the token there.",
             )
         return session, by
+
+
+def _stream_of(job: ShownJob) -> str:
+    return f"{job.key} actions"
 
 
 async def _form(request: Request) -> dict[str, str]:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+from markupsafe import Markup, escape
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -310,7 +311,7 @@ class Pages:
 
     def with_actions(self, desk: Desk) -> ActionPages:
         """The pages that can do more than read."""
-        return ActionPages(self._shelf, desk, self._page, self._part, self._stream)
+        return ActionPages(self._shelf, desk, self._page, self._part, self._stream, self._forget)
 
     # --- codes
 
@@ -348,7 +349,9 @@ class Pages:
         assert isinstance(error, FencepostError)
         if request.url.path.startswith("/api/"):
             return JSONResponse({"error": plain_error(error)}, status_of(error))
-        return self._page("error.html", status=status_of(error), error=error)
+        key = request.path_params.get("key")
+        back = key if error.code != "unknown_job" and request.url.path != f"/jobs/{key}" else None
+        return self._page("error.html", status=status_of(error), error=error, back=back)
 
     async def missing(self, request: Request, error: Exception) -> Response:
         """An address that there is not."""
@@ -376,7 +379,7 @@ class Pages:
         return self._shelf.job(request.path_params["key"])
 
     def _page(self, template: str, *, status: int = 200, **facts: Any) -> Response:
-        facts = {"live": None, "tab": None, "job": None, **facts}
+        facts = {"live": None, "tab": None, "job": None, "back": None, **facts}
         return HTMLResponse(self._templates.get_template(template).render(**facts), status)
 
     def _part(self, name: str, **facts: Any) -> str:
@@ -411,6 +414,9 @@ class Pages:
                 await asyncio.sleep(EVERY_S)
         finally:
             self._streams -= 1
+
+    def _forget(self, name: str) -> None:
+        self._moving.pop(name, None)
 
     async def _moved(self, name: str, parts: Callable[[], dict[str, str]]) -> dict[str, str]:
         """Rendered once for all pages that show the same."""
@@ -484,7 +490,14 @@ def templates() -> Environment:
         lstrip_blocks=True,
     )
     made.filters.update(
-        span=wording.span, ago=wording.ago, clock=_clock, number=_grouped, took=_took, place=position, size=_size
+        span=wording.span,
+        ago=wording.ago,
+        path=_path,
+        clock=_clock,
+        number=_grouped,
+        took=_took,
+        place=position,
+        size=_size,
     )
     made.globals.update(
         WORDS=wording.WORDS,
@@ -594,6 +607,11 @@ def position(text: str | None) -> str:
     if isinstance(parsed, dict) and len(parsed) == 1 and isinstance(value := next(iter(parsed.values())), int):
         return str(value)
     return text.strip("{}").replace('"', "").replace(":{", " ").replace("},", "; ").replace("}", "").replace(",", ", ")
+
+
+def _path(text: str) -> Markup:
+    """A path that is broken into lines after a slash, if it has to be."""
+    return Markup("/<wbr>").join(escape(part) for part in text.split("/"))
 
 
 def _clock(at: float | str | None, digits: int = 0) -> str:

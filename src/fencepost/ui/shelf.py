@@ -55,7 +55,7 @@ class ShownJob:
         self.key = key
         self.archive = JobArchive(where)
         self._change = threading.Lock()
-        self._last = Glance(key=key, name=name, checkpoint=str(where))
+        self._last = Glance(key=key, name=name, checkpoint=str(self.archive.root))
         self._next = 0.0
         self._aside = Aside(f"look-{key}", PATIENCE_S) if isinstance(self.archive.root, RemotePath) else None
         self._asked = 0.0
