@@ -27,6 +27,7 @@ OF_A_JOB = [
     "read",
     "run",
     "share",
+    "show",
     "spark",
     "start",
     "stop",

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, cast, get_args
@@ -27,7 +28,7 @@ from fencepost.contract import Sink, Source
 from fencepost.errors import BadConfig, FencepostError, Tolerance, Where, require
 from fencepost.guarantee import Guarantee, Report
 from fencepost.observe import commands, console, journal, picture, wording
-from fencepost.observe.archive import JobArchive
+from fencepost.observe.archive import JobArchive, Summary
 from fencepost.observe.events import Kind
 from fencepost.observe.journal import Callback, Observer
 from fencepost.observe.terminal import LiveLine, ProgressLine
@@ -153,6 +154,8 @@ class Job:
         self._conf = dict(conf or {})
         self._sources: list[Source] = []  # what was read, other than DataFrames
         self._observer = Observer(name)
+        self._shown: Any = None
+        """Where a notebook shows it."""
         self._branches: dict[str, tuple[Any, Sink]] = {}
         self._dead: frozenset[str] = frozenset()  # the branches of dead letters
         self._aside: dict[str, DeadLetters] = {}  # by sink: where the rows go that it refuses
@@ -617,14 +620,37 @@ class Job:
         cells = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
         return f"<b>{html.escape(self.name)}</b>{self._strip()}<table>{head}{cells}</table>"
 
-    def _strip(self) -> str:
-        """The newest epochs as bars, with a line of figures; nothing before the first start."""
+    def show(self) -> None:
+        """In a notebook: what the job shows of itself, as of now; called again, what is on the page is replaced.
+
+        Outside of a notebook it prints one line.
+        """
+        if self._shown is not None:
+            self._shown.update(self)
+            return
+        with suppress(ImportError):  # only there in a notebook
+            if import_module("IPython").get_ipython() is not None:
+                self._shown = import_module("IPython.display").display(self, display_id=True)
+                return
+        print(f"{self.name}: {self._line()}")  # noqa: T201 - what was asked for
+
+    def _line(self) -> str:
+        found = self._look()
+        return "not started yet, or its checkpoint cannot be read" if found is None else wording.line_of(found)
+
+    def _look(self) -> Summary | None:
         try:
             with at_most(3.0):
-                found = JobArchive(place(self.checkpoint)).summary(recent=60)
+                return JobArchive(place(self.checkpoint)).summary(recent=60)
         except (FencepostError, OSError):
-            return ""
-        return f"<div>{html.escape(wording.line_of(found))}</div>{picture.svg_of(found.recent)}"
+            return None
+
+    def _strip(self) -> str:
+        """The newest epochs as bars, with a line of figures; nothing before the first start."""
+        found = self._look()
+        return (
+            "" if found is None else f"<div>{html.escape(wording.line_of(found))}</div>{picture.svg_of(found.recent)}"
+        )
 
     def _dead_letters(self, on_bad_record: str, dead: Any, frame: Any = None) -> Sink | None:
         """Check the arguments; return the dead-letter sink, if there is one."""

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from ended import ended
@@ -111,3 +112,39 @@ def test_a_notebook_shows_the_strip(tmp_path: Path) -> None:
     assert "stopped cleanly · epoch 1 complete" in shown
     assert "<b>job" not in shown.removeprefix("<b>")
     assert "<svg" not in fp.Job("new", checkpoint=str(tmp_path / "none"))._repr_html_()
+
+
+class Notebook:
+    """What IPython gives for something that is displayed with an id."""
+
+    def __init__(self, shown: fp.Job) -> None:
+        self.pages = [shown._repr_html_()]
+
+    def update(self, shown: fp.Job) -> None:
+        self.pages.append(shown._repr_html_())
+
+
+def test_a_notebook_replaces_what_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    notebooks: list[Notebook] = []
+
+    def display(job: fp.Job, *, display_id: bool) -> Notebook:
+        assert display_id
+        notebooks.append(Notebook(job))
+        return notebooks[-1]
+
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: 1))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))  # type: ignore[arg-type]
+    job = fp.Job("job", checkpoint=str(tmp_path / "checkpoint"))
+    job.show()
+    ended(tmp_path)
+    job.show()
+    (notebook,) = notebooks
+    assert [False, True] == ["epoch 1 complete" in page for page in notebook.pages]
+
+
+def test_without_a_notebook_it_is_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fp.Job("job", checkpoint=str(ended(tmp_path))).show()
+    fp.Job("new", checkpoint=str(tmp_path / "none")).show()
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("job: stopped cleanly · epoch 1 complete")
+    assert "new: not started yet, or its checkpoint cannot be read" == second
