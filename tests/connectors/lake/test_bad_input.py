@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from lake import delta, iceberg, rows_in_delta, rows_in_iceberg
 import fencepost as fp
 from fencepost.connectors.delta.files import told
 from fencepost.connectors.table.database import Denied, Silent
-from fencepost.errors import BadConfig, EpochFailed, FencepostError, TargetRefused
+from fencepost.errors import BadConfig, EpochFailed, FencepostError, OperatorNeeded, TargetRefused
 from fencepost.testing.sink_driver import SinkDriver
 
 SCHEMA = pa.schema([("k", pa.string()), ("v", pa.int64())])
@@ -85,11 +86,56 @@ def test_a_key_that_is_not_a_number_is_refused(make: Make, read: Read, tmp_path:
         driver.vote(0, handle)
 
 
+@both
+def test_an_epoch_that_is_too_large_to_merge_is_refused_before_the_decision(
+    make: Make, read: Read, tmp_path: Path
+) -> None:
+    """And goes through, with the same rows, once the bound is raised as the error says."""
+    large = pa.table({"k": [f"secret-{n}" for n in range(1000)], "v": range(1000)})
+    driver = started(make(tmp_path, key="k", unique_key=True, merge_bytes=10_000), tmp_path, SCHEMA, "update")
+    driver.run(0, pa.table({"k": ["a"], "v": [1]}))
+    handle = driver.pre_commit(1, large)
+    with pytest.raises(OperatorNeeded) as found:
+        driver.vote(1, handle)
+    assert ("merge_too_large", 1) == (found.value.code, found.value.where.epoch)
+    assert ("Safe: nothing", False) == (found.value.safe[:13], "secret" in str(found.value))
+    driver.session.rollback()
+    assert [("a", 1)] == read(tmp_path)
+    wanted = re.search(r"merge_bytes=(\d+)", found.value.next)
+    assert wanted is not None
+    again = SinkDriver(make(tmp_path, key="k", unique_key=True, merge_bytes=int(wanted[1])), tmp_path, writer=2)
+    again.start(SCHEMA, "update")
+    again.run(1, large)
+    assert 1001 == len(read(tmp_path))
+
+
+@both
+def test_a_decided_epoch_is_merged_whatever_the_bound_is_now(make: Make, read: Read, tmp_path: Path) -> None:
+    """Refused after the decision, it would stop the job forever."""
+    driver = started(make(tmp_path, key="k", unique_key=True), tmp_path, SCHEMA, "update")
+    handle = driver.pre_commit(0, pa.table({"k": ["a", "b"], "v": [1, 2]}))
+    driver.vote(0, handle)
+    later = SinkDriver(make(tmp_path, key="k", unique_key=True, merge_bytes=1), tmp_path, writer=2)
+    later.start(SCHEMA, "update")
+    later.commit(0, handle)
+    assert [("a", 1), ("b", 2)] == sorted(read(tmp_path))
+
+
+@both
+def test_rows_that_are_only_added_have_no_such_bound(make: Make, read: Read, tmp_path: Path) -> None:
+    driver = started(make(tmp_path, merge_bytes=1), tmp_path, SCHEMA)
+    driver.run(0, pa.table({"k": ["a", "b"], "v": [1, 2]}))
+    assert 2 == len(read(tmp_path))
+
+
 WRONG: tuple[tuple[Callable[[], object], str], ...] = (
     (lambda: fp.Delta(None), "path"),  # type: ignore[arg-type]
     (lambda: fp.Delta("t", partition_by=5), "partition_by"),  # type: ignore[arg-type]
     (lambda: fp.Delta("t", partition_by=["a", 5]), "partition_by"),  # type: ignore[list-item]
     (lambda: fp.Delta("t", target_file_bytes="128 MB"), "target_file_bytes"),  # type: ignore[arg-type]
+    (lambda: fp.Delta("t", key="k", merge_bytes="1 GB"), "merge_bytes"),  # type: ignore[arg-type]
+    (lambda: fp.Delta("t", key="k", merge_bytes=0), "merge_bytes"),
+    (lambda: fp.Iceberg("a.b", catalog="c", target_file_bytes=0), "target_file_bytes"),
     (lambda: fp.Delta("t", properties={"delta.appendOnly": True}), "properties"),  # type: ignore[dict-item]
     (lambda: fp.Delta("t", storage_options={"AWS_REGION": 1}), "storage_options"),  # type: ignore[dict-item]
     (lambda: fp.Delta("t", storage_options="AWS_REGION=1"), "storage_options"),  # type: ignore[arg-type]

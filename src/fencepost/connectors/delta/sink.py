@@ -11,7 +11,7 @@ from typing import Any
 
 from fencepost import credential
 from fencepost.connectors.delta.source import DeltaHistory, located
-from fencepost.connectors.lake.sink import FILE_BYTES, LakeSink, SchemaChange, resolved
+from fencepost.connectors.lake.sink import FILE_BYTES, MERGE_BYTES, LakeSink, SchemaChange, resolved
 from fencepost.connectors.lake.source import Newest, Reading, Start
 from fencepost.connectors.lake.table import LakeTable
 from fencepost.connectors.table.sink import TableMode
@@ -73,6 +73,9 @@ class Delta(LakeSink, Source):
     their commit can be written again."""
     target_file_bytes: int = FILE_BYTES
     """About how large a data file becomes."""
+    merge_bytes: int = MERGE_BYTES
+    """With a key: how large the rows of an epoch may be, in bytes of Arrow. A larger epoch is refused before its
+    decision, because the driver would need several times as much memory to merge it: docs/TABLES.md, "Keys"."""
     storage_options: Mapping[str, str] = field(default_factory=dict)
     """For a table in an object store: region, endpoint, credentials, as `deltalake` names them. Values may be
     references to secrets: `env:NAME`, `file:/path`."""
@@ -105,7 +108,6 @@ class Delta(LakeSink, Source):
                 f"{self.table!r} is neither a path nor a URL, which has two slashes (s3://bucket/table)",
                 "Write the URL in full, or ./ before the name of a local folder",
             ),
-            (self.target_file_bytes < 1, "target_file_bytes must be at least 1", "Use the default"),
         )
 
     def lake_table(self) -> LakeTable:

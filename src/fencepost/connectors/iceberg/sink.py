@@ -9,7 +9,7 @@ from typing import Any
 
 from fencepost import credential
 from fencepost.connectors.iceberg.source import IcebergHistory, whole
-from fencepost.connectors.lake.sink import FILE_BYTES, LakeSink, SchemaChange, resolved
+from fencepost.connectors.lake.sink import FILE_BYTES, MERGE_BYTES, LakeSink, SchemaChange, resolved
 from fencepost.connectors.lake.source import Newest, Reading, Start
 from fencepost.connectors.lake.table import LakeTable
 from fencepost.connectors.table.sink import TableMode
@@ -72,6 +72,9 @@ class Iceberg(LakeSink, Source):
     their commit can be written again."""
     target_file_bytes: int = FILE_BYTES
     """About how large a data file becomes."""
+    merge_bytes: int = MERGE_BYTES
+    """With a key: how large the rows of an epoch may be, in bytes of Arrow. A larger epoch is refused before its
+    decision, because the driver would need several times as much memory to merge it: docs/TABLES.md, "Keys"."""
     start: Start = "earliest"
     """Reading only, at the first start only: "earliest" (all rows that are in the table then, and what is added later),
     "latest" (what is added later), the id of the first snapshot to read, or a time: what was committed then or later.
@@ -94,7 +97,6 @@ class Iceberg(LakeSink, Source):
                 "catalog is empty",
                 "Name one, or give its properties",
             ),
-            (self.target_file_bytes < 1, "target_file_bytes must be at least 1", "Use the default"),
         )
 
     def lake_table(self) -> LakeTable:

@@ -303,6 +303,7 @@ class LakeSession(Session, MarkChecks):
             for handle in handles:
                 if "files" not in handle.body:
                     rows = self.owner.staging.rows(handle.kept, self.sink)
+                    self._check_size(epoch, rows)
                     self._check_rows(rows)
                     self._check_unique(rows)
         self.check_before_vote(found, epoch)
@@ -317,6 +318,22 @@ class LakeSession(Session, MarkChecks):
         removes = not self.settings.publishes or self.empties
         if problems := [*self.table.unfit(removes=removes), *self.table.misfits(self._schema, may_add=self._may_add)]:
             raise RowsRefused(f"it has changed since the job started: {'; '.join(problems)}")
+
+    def _check_size(self, epoch: Epoch, rows: Rows) -> None:
+        """A merge that the driver has no memory for would kill it after the decision, and again at every start."""
+        if not upserts(self.settings):
+            return
+        size = sum(batch.nbytes for batch in rows.batches())
+        if size > self.settings.merge_bytes:
+            raise OperatorNeeded(
+                "merge_too_large",
+                f"The epoch has {rows.count:,} rows ({size:,} bytes) to merge into {self.target} by key, and "
+                f"merge_bytes allows {self.settings.merge_bytes:,}: the driver merges them in its own memory.",
+                next=f"If the driver has the memory, set merge_bytes={size} or more on the sink and start the job "
+                "again: the epoch has the same offsets. Limit what an epoch reads at the source, for those after it. "
+                "For larger changes, append the rows to a table and merge them with an engine.",
+                safe="Safe: nothing of this epoch is decided or in the table.",
+            ).at(job=self.job, epoch=epoch, sink=self.sink)
 
     def _check_rows(self, rows: Rows) -> None:
         """For rows that the commit will merge: whatever the table refuses, it refuses here, before the decision."""
@@ -457,6 +474,7 @@ class LakeSession(Session, MarkChecks):
         if not rows.count and not self.empties:
             return
         if upserts(self.settings):
+            self._check_size(epoch, rows)
             self._check_rows(rows)
             self._check_unique(rows)
             self._merge(rows, names_of(self.settings.order_by), self.settings.deletes, mark)

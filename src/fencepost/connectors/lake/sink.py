@@ -17,6 +17,8 @@ from fencepost.errors import BadConfig
 SchemaChange = Literal["strict", "add_columns"]
 FILE_BYTES = 128 << 20
 """About how large a data file becomes."""
+MERGE_BYTES = 256 << 20
+"""How large the rows of an epoch may be that are merged by key; the driver needs several times as much memory."""
 NOT_KEPT = (
     "keep_rows=False: data files that are deleted before their commit (a VACUUM without retention, a lifecycle rule) "
     "cannot be written again, and the job stops until they are restored"
@@ -39,6 +41,7 @@ class LakeSink(TableSettings):
     schema: SchemaChange
     keep_rows: bool
     target_file_bytes: int
+    merge_bytes: int
 
     @abstractmethod
     def lake_table(self) -> LakeTable:
@@ -65,7 +68,8 @@ class LakeSink(TableSettings):
 
     def _check_types(self, product: str, **wanted: tuple[type, ...]) -> None:
         """Refuse an argument of another type where it was written, not deep in a library."""
-        wanted |= {"partition_by": (str, Sequence), "properties": (Mapping,), "target_file_bytes": (int,)}
+        wanted |= {"partition_by": (str, Sequence), "properties": (Mapping,)}
+        wanted |= {"target_file_bytes": (int,), "merge_bytes": (int,)}
         problems = [name for name, kinds in wanted.items() if not isinstance(getattr(self, name), kinds)]
         for name in wanted.keys() - set(problems):
             value = getattr(self, name)
@@ -75,7 +79,8 @@ class LakeSink(TableSettings):
         if problems:
             what = f"{product}: {', '.join(sorted(problems))} must hold texts, or is not of a type that it can have."
             next_ = (
-                "Names and locations are texts, options are mappings of texts, target_file_bytes is a number of bytes."
+                "Names and locations are texts, options are mappings of texts, target_file_bytes and merge_bytes are "
+                "numbers of bytes."
             )
             raise BadConfig("bad_sink", what, next=next_).at(sink=self.name or product.lower())
 
@@ -89,6 +94,8 @@ class LakeSink(TableSettings):
                 f"unknown schema {self.schema!r}",
                 'Use "strict" or "add_columns"',
             ),
+            (self.target_file_bytes < 1, "target_file_bytes must be at least 1", "Use the default"),
+            (self.merge_bytes < 1, "merge_bytes must be at least 1", "Use the default"),
             (
                 self.schema == "add_columns" and (upserts(self) or self.mode == "replace"),
                 'schema="add_columns" is for rows that are only added',
