@@ -1,8 +1,8 @@
 """No secret and no row's value is ever said: not in logs, journal, ledger, pulse, registry, errors, plans or output.
 
 A job is given canaries for secrets and rows, and made to succeed, to fail in a sink, to fail in a task, and to start
-again. Then everything that it said anywhere is searched, every page of `fencepost ui` included. A sink that does leak is
-caught by the same search.
+again. Then everything that it said anywhere is searched, every page of `fencepost ui` included. A sink that does leak
+is caught by the same search.
 """
 
 from __future__ import annotations
