@@ -10,13 +10,13 @@ from __future__ import annotations
 import sqlite3
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from fencepost_proof.kill import nemesis
 from fencepost_proof.kill.scene import KILLED, Scene, class_archive
+from fencepost_proof.workloads.files import FilesWorkload
 from fencepost_proof.workloads.state import StateWorkload
 from fencepost_proof.workloads.state_reader import states
 
@@ -35,8 +35,10 @@ def exact(*places: str) -> dict[str, dict[str, int]]:
 
 def stateful(tmp_path: Path, archives: Path, spark: SparkSession, backend: str, plan: str) -> Scene:
     """The state is read in the session that is there already."""
-    make = partial(StateWorkload, backend=backend, plan=plan, read_state=lambda path: states(spark, str(path)))
-    return Scene(make(tmp_path / "scene"), archive=class_archive(archives, "state", make, "jvm"))
+    workload = StateWorkload(
+        tmp_path / "scene", backend=backend, plan=plan, read_state=lambda path: states(spark, str(path))
+    )
+    return Scene(workload, archive=class_archive(archives, "files", FilesWorkload, "jvm"))
 
 
 @pytest.mark.long

@@ -28,6 +28,8 @@ from fencepost_proof.workloads.contract import Workload
 
 PATIENCE_S = 300
 KILLED = -signal.SIGKILL
+MAKE = "-XX:ArchiveClassesAtExit"
+"""The option by which a JVM writes an archive of its classes."""
 
 
 class SceneFailed(Exception):
@@ -68,7 +70,8 @@ class Scene:
         environment = {**os.environ, faults.ARM: fault, TRACE: "1"}  # with Spark's own words
         environment["FENCEPOST_OVERLAP"] = "yes" if self.overlap else "no"
         environment.pop(faults.LOG, None)
-        environment.pop("SPARK_SUBMIT_OPTS", None)  # a JVM that uses an archive makes none
+        if any(MAKE in option for option in more):
+            environment.pop("SPARK_SUBMIT_OPTS", None)  # a JVM that uses an archive makes none
         if log is not None:
             environment[faults.LOG] = str(log)
         command = [sys.executable, "-m", self.workload.job, str(self.folder), *self.workload.job_arguments(), *more]
@@ -146,7 +149,7 @@ def class_archive(folder: Path, name: str, make: Callable[[Path], Workload], bri
             scene = Scene(make(Path(place) / "scene"), bridge=bridge)
             scene.feed(2)
             temp = Path(place) / "classes.jsa"
-            job = scene.start("", None, f"--java=-XX:ArchiveClassesAtExit={temp}")
+            job = scene.start("", None, f"--java={MAKE}={temp}")
             try:
                 if job.wait(PATIENCE_S) != 0:
                     raise SceneFailed(f"The job failed:\n{scene.said()}")
