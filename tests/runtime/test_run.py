@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,11 +13,11 @@ from fencepost_proof.stand_in import SCHEMA
 
 from fencepost.config import Checkpoint, RunConfig
 from fencepost.connectors.sqlite.sink import SQLite
-from fencepost.errors import EpochFailed, Fenced
+from fencepost.errors import EpochFailed, Fenced, RecoveryNeeded
 from fencepost.observe.journal import Observer
 from fencepost.runtime.driver import Driver, Plan
 from fencepost.runtime.query import Run
-from fencepost.store import LocalStore
+from fencepost.store import LocalStore, parts
 
 
 def driver(folder: Path) -> Driver:
@@ -34,9 +36,9 @@ def driver(folder: Path) -> Driver:
     return found
 
 
-def ended_by_spark(by: Driver) -> Run:
+def ended_by_spark(by: Driver, said: str = "a staged file is gone") -> Run:
     """A query that Spark itself ended, before the epoch came to us."""
-    query: Any = SimpleNamespace(exception=lambda: RuntimeError("a staged file is gone"))
+    query: Any = SimpleNamespace(exception=lambda: RuntimeError(said))
     return Run(query, by, SimpleNamespace(close=lambda: None), Observer("ends"))  # type: ignore[arg-type]
 
 
@@ -51,3 +53,18 @@ def test_a_query_that_spark_ends_because_of_a_newer_driver_ends_as_fenced(tmp_pa
 def test_a_query_that_spark_ends_by_itself_ends_as_failed(tmp_path: Path) -> None:
     with pytest.raises(EpochFailed):
         ended_by_spark(driver(tmp_path)).end()
+
+
+def test_a_disk_that_fails_is_said_to_be_the_reason_and_a_restart_may_help(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark says that it cannot read its state, and neither can we."""
+
+    def fails(*args: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(tmp_path))
+
+    run = ended_by_spark(driver(tmp_path), "[CANNOT_LOAD_STATE_STORE.UNCATEGORIZED]")
+    monkeypatch.setattr(parts, "check_newest", fails)
+    with pytest.raises(RecoveryNeeded, match="Input/output error") as refused:
+        run.end()
+    assert "checkpoint_unusable" == refused.value.code

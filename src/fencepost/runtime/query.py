@@ -25,6 +25,7 @@ from fencepost.spark.diagnosis import from_spark, jvm_lost
 from fencepost.spark.heap_lock import StateLock
 from fencepost.store import RemotePath, parts, place, store_at
 from fencepost.store.path import is_remote
+from fencepost.store.refusal import unusable
 from fencepost.store.retry import Aside
 
 log = logging.getLogger("fencepost")
@@ -206,8 +207,11 @@ class Run:
             # Spark may be the first to trip over what a newer driver did to its log or staged files.
             if (fenced := self._driver.fenced()) is not None:
                 raise fenced from failed
-            parts.check_newest(place(self._driver.checkpoint), self._driver.book.state, str(failed))
             job = self._driver.job
+            try:
+                parts.check_newest(place(self._driver.checkpoint), self._driver.book.state, str(failed))
+            except OSError as error:  # the disk may be why Spark failed
+                raise unusable(error, job, str(self._driver.checkpoint)) from failed
             raise connectors.explain(str(failed), job) or from_spark(failed, job) from failed
 
     def _release(self) -> None:
