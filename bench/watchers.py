@@ -81,22 +81,24 @@ async def watch(address: str, key: str, number: int) -> None:
     """The client: what browsers and Prometheus do."""
     host, port = address.removeprefix("http://").split(":")
 
-    async def ask(path: str) -> asyncio.StreamReader:
+    async def ask(path: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(f"GET {path} HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n".encode())
         head = await reader.readuntil(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 200"), head
-        return reader
+        return reader, writer  # a writer that nobody holds closes the connection
 
     async def page() -> None:
-        reader = await ask(f"/jobs/{key}/live")
+        reader, _writer = await ask(f"/jobs/{key}/live")
         while await reader.read(65536):
             pass
         raise SystemExit("the server closed a page")
 
     async def scrape() -> None:
         while True:
-            await (await ask("/metrics")).read()
+            reader, writer = await ask("/metrics")
+            await reader.read()
+            writer.close()
             await asyncio.sleep(1)
 
     tasks = [asyncio.create_task(page()) for _ in range(number)] + [asyncio.create_task(scrape())]
@@ -139,7 +141,8 @@ def measure(spark: Any, folder: Path, chosen: argparse.Namespace) -> dict[str, A
     runs.start()
     time.sleep(WARM_S)
     found: dict[bool, list[float]] = {False: [], True: []}
-    with pages(folder / "checkpoint") as (address, key):
+    # The job ends first, also if something fails: its folder is deleted.
+    with ended(job, runs), pages(folder / "checkpoint") as (address, key):
         for number in range(2 * chosen.rounds):
             is_watched = number % 2 == 1
             with watchers(address, key, chosen.pages) if is_watched else nullcontext():
@@ -147,11 +150,19 @@ def measure(spark: Any, folder: Path, chosen: argparse.Namespace) -> dict[str, A
             found[is_watched].append(1000 * statistics.median(gaps))
             way = "watched" if is_watched else "alone"
             print(f"{way:8} {len(gaps)} epochs, median {found[is_watched][-1]:.1f} ms", flush=True)
-    assert runs.is_alive(), "the input was used up"
-    job.stop()
-    runs.join()
+        assert runs.is_alive(), "the input was used up"
     alone, watched = (statistics.median(found[way]) for way in (False, True))
     return {"pages": chosen.pages, "alone_ms": found[False], "watched_ms": found[True], "ratio": watched / alone}
+
+
+@contextmanager
+def ended(job: fp.Job, runs: threading.Thread) -> Iterator[None]:
+    """End it whatever happens."""
+    try:
+        yield
+    finally:
+        job.stop()
+        runs.join()
 
 
 def window(times: list[float], seconds: int) -> list[float]:
