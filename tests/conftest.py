@@ -65,8 +65,8 @@ MEMORY = Path("/dev/shm")
 
 def pytest_configure(config: pytest.Config) -> None:
     """Own the servers, or know where their owner is; the JVMs of jobs share their classes."""
-    if (options := classes.options(config.cache.mkdir("classes"))) and classes.SUBMIT_OPTIONS not in os.environ:
-        os.environ[classes.SUBMIT_OPTIONS] = options
+    if config.pluginmanager.has_plugin("cacheprovider") and classes.SUBMIT_OPTIONS not in os.environ:
+        os.environ.update(classes.options(config.cache.mkdir("classes")))
     if address := getattr(config, "workerinput", {}).get("owner"):
         config.stash[ANSWER] = asked_of(address)
     else:

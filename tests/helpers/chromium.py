@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import select
 import shutil
 import subprocess
 import time
@@ -128,7 +129,8 @@ class Chromium:
 
     def _next(self, until: float) -> Mapping[str, Any]:
         while b"\0" not in self._rest:
-            assert time.monotonic() < until, "the browser does not answer"
+            ready, _, _ = select.select([self._from], [], [], max(0.0, until - time.monotonic()))
+            assert ready, "the browser does not answer"
             piece = os.read(self._from, 1 << 20)
             assert piece, "the browser is gone"
             self._rest += piece

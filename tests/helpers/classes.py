@@ -18,10 +18,11 @@ NAME = "files"
 """Kill tests use it, too."""
 
 
-def options(folder: Path) -> str | None:
-    """For the driver's JVM; None if there is no archive."""
+def options(folder: Path) -> dict[str, str]:
+    """The variable for the driver's JVM, if there is an archive."""
     archive = archive_file(folder, NAME)
-    return f"-XX:SharedArchiveFile={archive} -Xlog:cds=off -Xlog:cds+dynamic=off" if archive.exists() else None
+    found = f"-XX:SharedArchiveFile={archive} -Xlog:cds=off -Xlog:cds+dynamic=off"
+    return {SUBMIT_OPTIONS: found} if archive.exists() else {}
 
 
 def main() -> None:

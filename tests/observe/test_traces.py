@@ -22,6 +22,7 @@ from ended import ended, wait_until
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from fencepost.errors import now
 from fencepost.observe import journal
 from fencepost.observe.events import Event, Kind, TraceIds
 from fencepost.observe.journal import Observer, read
@@ -188,6 +189,55 @@ def test_a_broken_collector_neither_stops_a_job_nor_holds_up_its_end(how: str, t
         assert time.monotonic() - began < LAST_S + 30, "a busy machine has its own pace"
     assert [] == collector.spans
     assert 2 == sum(event.kind is Kind.COMPLETE and not event.again for event in read(checkpoint))
+
+
+def test_the_end_does_not_wait_for_a_collector_that_never_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    traces = traced(tmp_path / "checkpoint", "http://127.0.0.1:1")
+    answered = threading.Event()
+    monkeypatch.setattr(traces._provider, "shutdown", answered.wait)
+    ending = threading.Thread(target=traces.end, daemon=True)
+    ending.start()
+    ending.join(60)
+    waits = ending.is_alive()
+    answered.set()
+    assert not waits
+
+
+def told(checkpoint: Path, pid: int, *events: tuple[Kind, dict[str, Any]]) -> None:
+    """Written by a driver, or by a supervisor."""
+    for kind, known in events:
+        assert journal.Journal(checkpoint).note(Event(kind=kind, job="orders", at=now(), pid=pid, **known))
+
+
+def test_a_callback_that_fails_after_its_epoch_opens_no_second_trace(tmp_path: Path) -> None:
+    (tmp_path / "fencepost").mkdir()
+    with receiving() as (endpoint, collector):
+        traces = traced(tmp_path, endpoint)
+        epoch: dict[str, Any] = {"writer": 1, "epoch": 4}
+        told(tmp_path, 7, (Kind.OPENED, epoch), (Kind.COMPLETE, epoch), (Kind.CALLBACK_FAILED, epoch))
+        told(tmp_path, 7, (Kind.STOPPED, {"writer": 1}))
+        traces.end()
+    assert [("epoch", 0)] == [(span.name, span.status.code) for span in collector.spans]
+
+
+def test_a_supervisor_that_gives_up_ends_the_traces_of_its_own_driver_only(tmp_path: Path) -> None:
+    """It was replaced: the driver that took over goes on."""
+    (tmp_path / "fencepost").mkdir()
+    with receiving() as (endpoint, collector):
+        traces = traced(tmp_path, endpoint)
+        old: dict[str, Any] = {"writer": 1, "epoch": 4}
+        new: dict[str, Any] = {"writer": 2, "epoch": 4}
+        told(tmp_path, 50, (Kind.SPAWNED, {"process": 7}))
+        told(tmp_path, 8, (Kind.OPENED, new))
+        told(tmp_path, 7, (Kind.OPENED, old))
+        told(tmp_path, 50, (Kind.DIED, {"code": "fenced"}), (Kind.GAVE_UP, {"code": "fenced"}))
+        told(tmp_path, 8, (Kind.COMPLETE, new))
+        traces.end()
+    assert {(1, "fenced"), (2, None)} == {
+        (facts(span)["writer"], facts(span).get("code")) for span in collector.spans if span.name == "epoch"
+    }
 
 
 def test_what_happened_before_is_not_sent(tmp_path: Path) -> None:

@@ -203,6 +203,20 @@ def test_a_form_of_one_job_does_not_do_for_another(tmp_path: Path) -> None:
     assert 303 == post(visitor.app, f"/jobs/{visitor.key}/actions/doctor", form, cookie=visitor.cookie).status
 
 
+def test_what_cannot_be_noted_in_the_journal_is_not_done(visitor: Visitor, tmp_path: Path) -> None:
+    visitor.enter()
+    seen = tmp_path / "checkpoint" / "fencepost" / "journal.jsonl"
+    seen.rename(seen.with_name("aside"))
+    seen.mkdir()
+    answer = visitor.ask("doctor")
+    assert 303 != answer.status
+    assert "journal_unwritable" in answer.text
+    assert [] == visitor.desk.tasks(visitor.key)
+    seen.rmdir()
+    visitor.done("doctor")
+    assert 1 == len(asked(tmp_path / "checkpoint"))
+
+
 def test_a_running_job_is_stopped_and_the_journal_says_who_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -142,5 +142,6 @@ class TraceIds:
 
 
 _ENDS: Final = {Kind.FAILED, Kind.FENCED, Kind.STOPPED}
-_OUTSIDE: Final = {Kind.SPAWNED, Kind.WARM, Kind.TOOK_OVER, Kind.DIED, Kind.GAVE_UP, Kind.RESTARTED, Kind.STOPPED}
-"""Events of the supervisor, and the end of a driver."""
+_OF_SUPERVISORS: Final = {Kind.SPAWNED, Kind.WARM, Kind.TOOK_OVER, Kind.DIED, Kind.GAVE_UP, Kind.RESTARTED}
+_OUTSIDE: Final = {*_OF_SUPERVISORS, Kind.STOPPED, Kind.CALLBACK_FAILED}
+"""Also the end of a driver, and what users' functions do after an epoch."""

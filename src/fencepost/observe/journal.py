@@ -131,19 +131,21 @@ class Journal:
         self._path = path_of(checkpoint)
         self._broken = False
 
-    def note(self, event: Event) -> None:
-        """Append one event. The file is opened each time, because another process may have rotated it."""
+    def note(self, event: Event) -> bool:
+        """Append one event; False if it cannot be written. Opened each time: another process may have rotated it."""
         said = {**event.plain, "format": JOURNAL.number}
         line = json.dumps(said, ensure_ascii=False, separators=(",", ":")).encode(errors="backslashreplace") + b"\n"
         try:
             while not self._append(line):
                 pass
         except FileNotFoundError:
-            return  # no checkpoint yet: whoever starts the job sees the error anyway
+            return True  # there is no checkpoint, and whoever starts the job or asks for it is told so
         except OSError as error:
             if not self._broken:
                 self._broken = True
                 log.warning("job %s: cannot write the journal: %s", event.job, error.strerror or error)
+            return False
+        return True
 
     def _append(self, line: bytes) -> bool:
         """False if the file was rotated away twice between our open and our write, so that nobody will read it."""

@@ -143,6 +143,8 @@ class _Followed:
     """By process: several drivers write one journal, each with its own events in order."""
     open: dict[str, _Going] = field(default_factory=dict)
     """By trace."""
+    children: dict[int | None, set[int]] = field(default_factory=dict)
+    """By supervisor: the drivers that it started."""
 
     def look(self, began: float) -> None:
         for event in self.follower.new():
@@ -150,6 +152,8 @@ class _Followed:
                 self._take(event)
 
     def _take(self, event: Event) -> None:
+        if event.kind is Kind.SPAWNED and event.process is not None:
+            self.children.setdefault(event.pid, set()).add(event.process)
         ids = self.names.setdefault(event.pid, TraceIds(self.key))
         trace = ids.of(event)
         if trace is not None and not event.again:
@@ -163,11 +167,10 @@ class _Followed:
             self._drop(event, but=trace)
 
     def _drop(self, event: Event, but: str | None = None) -> None:
-        """Nothing that is open goes on: its driver failed, died or was replaced."""
-        process = event.process or event.pid
+        """What is open does not go on: its driver failed or died, or somebody has replaced it."""
+        gone = {event.process or event.pid, *self.children.get(event.pid, ())}
         for trace, part in list(self.open.items()):
-            by_driver = event.kind in {Kind.DIED, Kind.STARTED, Kind.GAVE_UP, Kind.RESTARTED}
-            if trace != but and (by_driver or part.events[0].pid == process):
+            if trace != but and (event.kind is Kind.STARTED or part.events[0].pid in gone):
                 self._close(self.open.pop(trace), event)
 
     def _close(self, part: _Going, failure: Event | None) -> None:

@@ -36,6 +36,10 @@ LAG_S = 0.2
 """How long a heartbeat waits for the JVM to say how far the source is ahead; else it says what it last knew."""
 
 
+_lag = Aside("lag")
+"""One for all queries of the process: they have one JVM."""
+
+
 class Run:
     """One running query with its driver and bridge."""
 
@@ -61,7 +65,6 @@ class Run:
         self._ended = False
         self._one_ends = threading.Lock()
         self._jvm_is_gone = False
-        self._aside = Aside("lag")
         self._lag: dict[str, int] = {}
         self._deletes = False
         """Will the checkpoint be deleted at the end?"""
@@ -150,7 +153,7 @@ class Run:
         if (driver := self._driver).is_stuck:
             return None
         # Aside, because a JVM that pauses for a long collection must not hold up the pulse.
-        lag = self._aside.ask(partial(progress.lag_by_topic, self.query), LAG_S)
+        lag = _lag.ask(partial(progress.lag_by_topic, self.query), LAG_S)
         self._lag = self._lag if lag is None else lag
         return this_driver(driver.job, driver.writer, driver.finished, self._awaited, driver.rest_s, lag=self._lag)
 

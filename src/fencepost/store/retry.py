@@ -128,8 +128,9 @@ class Aside:
 
     def _put(self, what: Callable[[], T]) -> Future[T]:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=f"fencepost-{self._name}", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name=f"fencepost-{self._name}", daemon=True)
+            thread.start()
+            self._thread = thread
         answer: Future[T] = Future()
         self._last = answer
         self._tasks.put((answer, what))
@@ -143,3 +144,4 @@ class Aside:
                     answer.set_result(what())
             except Exception as error:  # noqa: BLE001 - the caller gets it
                 answer.set_exception(error)
+            del answer, what  # nothing is held while it waits for the next request

@@ -11,6 +11,7 @@ the Origin has to be the page's own (application.py). Never puts the token into 
 
 from __future__ import annotations
 
+import asyncio
 import getpass
 import hashlib
 import hmac
@@ -31,7 +32,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from fencepost.errors import UNCHANGED, BadConfig, FencepostError, now
+from fencepost.errors import UNCHANGED, BadConfig, FencepostError, Where, now
 from fencepost.observe import journal
 from fencepost.observe.events import Event, Kind
 from fencepost.observe.terminal import Tell
@@ -42,6 +43,8 @@ from fencepost.ui.shelf import Shelf, ShownJob
 SHORTEST: Final = 16
 """Characters of a token that somebody chose."""
 LONGEST_FORM: Final = 4096
+FORM_S: Final = 10.0
+"""How long a form may take to arrive."""
 SESSIONS: Final = 100
 """The oldest one has to give the token again."""
 KEPT: Final = 20
@@ -155,12 +158,20 @@ class Desk:
                     next="Wait until it is; the page shows how far it is.",
                 )
             task = Task(deed=deed, by=by, at=time.time())
+            root = job.archive.root
+            journal.begin(root)
+            said = f"{deed.name}, asked by {by} on the pages of {_user()}"
+            event = Event(kind=Kind.ASKED, job=job.name, at=now(), pid=os.getpid(), what=said)
+            if not journal.Journal(root).note(event):
+                raise BadConfig(
+                    "journal_unwritable",
+                    f"{deed.title} was not done: the job's journal cannot be written, so nobody would know who asked.",
+                    where=Where(job=job.name, path=str(root)),
+                    safe=UNCHANGED,
+                    next=f"Make the journal writable, or type it in a terminal: {deed.command} {root}",
+                )
+            threading.Thread(target=_do, args=(task, root), name=f"fencepost {deed.name}", daemon=True).start()
             asked.append(task)
-        root = job.archive.root
-        journal.begin(root)
-        said = f"{deed.name}, asked by {by} on the pages of {_user()}"
-        journal.Journal(root).note(Event(kind=Kind.ASKED, job=job.name, at=now(), pid=os.getpid(), what=said))
-        threading.Thread(target=_do, args=(task, root), name=f"fencepost {deed.name}", daemon=True).start()
         return task
 
 
@@ -355,12 +366,13 @@ def _stream_of(job: ShownJob) -> str:
 
 async def _form(request: Request) -> dict[str, str]:
     data = b""
-    with suppress(ValueError):
+    with suppress(ValueError, TimeoutError):
         if request.headers.get("content-type", "").partition(";")[0].strip() == "application/x-www-form-urlencoded":
-            async for piece in request.stream():
-                data += piece
-                if len(data) > LONGEST_FORM:
-                    break
-            else:
-                return dict(parse_qsl(data.decode("ascii"), keep_blank_values=True, max_num_fields=10))
+            async with asyncio.timeout(FORM_S):
+                async for piece in request.stream():
+                    data += piece
+                    if len(data) > LONGEST_FORM:
+                        break
+                else:
+                    return dict(parse_qsl(data.decode("ascii"), keep_blank_values=True, max_num_fields=10))
     raise BadConfig("bad_form", "This is not a form of these pages.", safe=UNCHANGED, next="Use the form of the page.")

@@ -354,7 +354,7 @@ class Pages:
         return self._page("error.html", status=status_of(error), error=error, back=back)
 
     async def missing(self, request: Request, error: Exception) -> Response:
-        """An address that there is not."""
+        """An address that does not exist."""
         status = error.status_code if isinstance(error, HTTPException) else 404
         told = BadConfig("no_page", "There is no such page.", safe=UNCHANGED, next="Begin at the list of jobs.")
         if request.url.path.startswith("/api/"):

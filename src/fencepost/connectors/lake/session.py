@@ -329,9 +329,9 @@ class LakeSession(Session, MarkChecks):
                 "merge_too_large",
                 f"The epoch has {rows.count:,} rows ({size:,} bytes) to merge into {self.target} by key, and "
                 f"merge_bytes allows {self.settings.merge_bytes:,}: the driver merges them in its own memory.",
-                next=f"If the driver has the memory, set merge_bytes={size} or more on the sink and start the job "
-                "again: the epoch has the same offsets. Limit what an epoch reads at the source, for those after it. "
-                "For larger changes, append the rows to a table and merge them with an engine.",
+                next="Limit what an epoch reads at the source, then start the job again: the epoch begins at the same "
+                f"offsets. Or, if the driver has the memory, set merge_bytes={size} or more on the sink; the epoch may "
+                "have more rows by then. For larger changes, append the rows and merge them with an engine.",
                 safe="Safe: nothing of this epoch is decided or in the table.",
             ).at(job=self.job, epoch=epoch, sink=self.sink)
 
