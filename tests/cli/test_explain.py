@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
+import gc
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -175,3 +176,26 @@ def test_an_unknown_code_gets_the_nearest(typed: str, meant: str) -> None:
     assert isinstance(done.exception, BadConfig)
     assert "unknown_code" == done.exception.code
     assert meant in done.exception.next
+
+
+def collections_of(work: Callable[[], object]) -> int:
+    """How often the collector of cycles runs meanwhile."""
+    seen: list[str] = []
+
+    def note(phase: str, _: object) -> None:
+        seen.append(phase)
+
+    gc.callbacks.append(note)
+    try:
+        work()
+    finally:
+        gc.callbacks.remove(note)
+    return seen.count("start")
+
+
+def test_reading_every_code_is_not_held_up_by_the_collector_of_cycles() -> None:
+    """It took three times as long as all the rest, and a page of a browser waited for it."""
+    sources = dict(codes._sources(codes.files("fencepost"), ""))
+    assert collections_of(lambda: list(raised(sources))) > 10, "the search sees it where nobody prevents it"
+    assert collections_of(codes.load.__wrapped__) <= 2, "at most one that was due, before and after"
+    assert gc.isenabled()

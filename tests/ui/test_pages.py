@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,11 +17,13 @@ from ended import ended, tree
 from golden import unpacked
 from long_ledger import LINEAGE, make
 
+from fencepost.admin import state as states
 from fencepost.errors import BadConfig, Retryable
 from fencepost.observe import registry
 from fencepost.observe.archive import JobArchive
 from fencepost.observe.journal import path_of
 from fencepost.store.base import record_name
+from fencepost.store.parts import parts_of, sizes, state_sizes
 from fencepost.ui import api
 from fencepost.ui.application import HEADERS, application
 from fencepost.ui.listener import listen
@@ -97,6 +102,46 @@ def test_a_long_history_is_paged_and_filtered(tmp_path: Path) -> None:
     assert [99, 98, 97] == [one["id"] for one in found["history"]]
     assert (97, 0, 399) == (found["before"], found["oldest"], found["newest"])
     assert 10 == found["summary"]["all"]["count"]
+
+
+def calls_of(work: Callable[[], object]) -> int:
+    """How many functions it calls: a measure of work that does not depend on who else is busy."""
+    count = 0
+
+    def note(frame: object, event: str, _: object) -> None:
+        nonlocal count
+        count += event == "call"
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        work()
+    finally:
+        sys.setprofile(before)
+    return count
+
+
+def test_the_state_of_a_long_ledger_is_looked_at_without_going_through_its_records(tmp_path: Path) -> None:
+    found = {}
+    for epochs in (300, 3000):
+        checkpoint = make(tmp_path / str(epochs), epochs)
+        ledger, _ = JobArchive(checkpoint).plan()
+        found[epochs] = (
+            calls_of(partial(states.look, checkpoint, ledger)),
+            calls_of(partial(parts_of, checkpoint, epochs - 1, ledger)),
+        )
+    assert found[3000][0] < found[300][0] + 300
+    assert found[3000][1] > found[300][1] + 2700, "the count sees it where every record is listed"
+
+
+@pytest.mark.parametrize("name", ["stopped", "heap", "kafka"])
+def test_the_state_that_is_measured_is_that_of_all_parts(name: str) -> None:
+    with unpacked(name) as where:
+        checkpoint = where.root / "checkpoint"
+        ledger, _ = JobArchive(checkpoint).plan()
+        measured = state_sizes(checkpoint, ledger.done_through, ledger)
+        assert sizes(checkpoint, parts_of(checkpoint, ledger.done_through, ledger)) == measured
+        assert sum(measured.values()) > 0
 
 
 @pytest.mark.parametrize(

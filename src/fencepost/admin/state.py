@@ -31,7 +31,7 @@ from fencepost.spark import backend, spark_session
 from fencepost.spark.branches import quoted
 from fencepost.store import Place, place, seen, store_at
 from fencepost.store.ledger import read
-from fencepost.store.parts import parts_of, sizes, snapshots
+from fencepost.store.parts import snapshots, state_sizes
 from fencepost.store.spark_log import SparkLog, state_ids
 
 ONE = "state"
@@ -180,7 +180,7 @@ def look(path: str | Place, state: State | None = None) -> Inside:
         complete = {epoch for epoch in complete if epoch <= ledger.done_through}
     epochs = tuple(sorted(complete))
     there = seen(root)
-    found: dict[tuple[str, int], int] = sizes(there, parts_of(there, epochs[-1], ledger)) if epochs else {}
+    found: dict[tuple[str, int], int] = state_sizes(there, epochs[-1], ledger) if epochs else {}
     ids = state_ids(snapshots(there, ledger)[epochs[-1]]) if epochs else {}
     return Inside(root, ledger, epochs, tuple(_operators(there / "state", found, ids)))
 

@@ -10,9 +10,11 @@ Parses, and never imports, what it reads: `fencepost explain` works without pysp
 from __future__ import annotations
 
 import ast
+import gc
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
@@ -28,6 +30,8 @@ CODE: Final = re.compile(r"[a-z0-9]+(_[a-z0-9]+)*")
 UNKNOWN: Final = "…"
 DEEPEST: Final = 4
 """How far we follow what a name stands for."""
+LEAVES: Final = (ast.Name, ast.Constant, ast.expr_context, ast.operator, ast.alias)
+"""Nodes that have no call inside: most of them all."""
 MOST: Final = 4
 """How many alternatives of one text are shown; more would hide the others."""
 THEMES: Final = {
@@ -79,13 +83,26 @@ class Entry:
 def load() -> dict[str, Entry]:
     """Every code, by theme, then by name."""
     found: dict[str, list[Site]] = {}
-    for told in raised(dict(_sources(files("fencepost"), ""))):
-        found.setdefault(told.code, []).append(told)
+    with _uncollected():
+        for told in raised(dict(_sources(files("fencepost"), ""))):
+            found.setdefault(told.code, []).append(told)
     notes = read_notes()
     entries = [Entry(code, tuple(_distinct(told)), notes.get(code, "")) for code, told in found.items()]
     order = list(dict.fromkeys(THEMES.values()))
     entries.sort(key=lambda entry: (order.index(entry.theme), entry.code))
     return {entry.code: entry for entry in entries}
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without the collector of cycles: trees have none, and it takes longer to look through them than to make them."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def read_notes() -> dict[str, str]:
@@ -98,10 +115,11 @@ def raised(sources: Mapping[str, str]) -> Iterator[Site]:
     """Every place that gives a code to an error, by module path to text."""
     modules = {path: ast.parse(text) for path, text in sources.items()}
     package = _Package()
+    calls = {path: _calls(tree) for path, tree in modules.items()}
     for path, tree in modules.items():
-        package.learn(path, tree)
-    for path, tree in modules.items():
-        yield from package.told_in(path, tree)
+        package.learn(path, tree, calls[path])
+    for path in modules:
+        yield from package.told_in(path, calls[path])
 
 
 def _distinct(told: list[Site]) -> Iterator[Site]:
@@ -124,6 +142,8 @@ def _sources(folder: Traversable, path: str) -> Iterator[tuple[str, str]]:
 
 Values = dict[str, list[ast.expr]]
 """What names may stand for."""
+Calls = list[tuple[ast.FunctionDef | None, ast.Call]]
+"""Each with the innermost function that it stands in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +187,7 @@ class _Package:
             if isinstance(kind, type) and issubclass(kind, FencepostError)
         }
 
-    def learn(self, path: str, tree: ast.Module) -> None:
+    def learn(self, path: str, tree: ast.Module, calls: Calls) -> None:
         """Take in one module."""
         for node in tree.body:
             for name, value in _assigned(node):
@@ -183,15 +203,15 @@ class _Package:
                 if "next" in fields and next(iter(fields)) == "code":
                     defaults = {name: value for name, value in fields.items() if value is not None}
                     self.kinds.setdefault(node.name, {})[path] = _Kind(list(fields), defaults)
-        for function, call in _calls(tree):
+        for function, call in calls:
             arguments = [each.arg for each in function.args.args if each.arg not in ("self", "cls")] if function else []
             if function and "code" in arguments and (kind := self._kind(call, function)) and _is_code(call.args):
                 scope = _Scope(path, _values_at(function, call.lineno))
                 self.helpers.setdefault(function.name, {})[path] = _Helper(arguments, call, kind, scope)
 
-    def told_in(self, path: str, tree: ast.Module) -> Iterator[Site]:
+    def told_in(self, path: str, calls: Calls) -> Iterator[Site]:
         """The sites of one module, once all are known."""
-        for function, call in _calls(tree):
+        for function, call in calls:
             helper = _nearest(self.helpers.get(_name(call.func), {}), path)
             kind = self._kind(call, function)
             if not call.args or (helper is None and kind is None):
@@ -383,16 +403,21 @@ def _assigned(statement: ast.stmt, values: Values | None = None) -> Iterator[tup
             yield from ((each.id, part) for each, part in zip(names, parts, strict=True) if isinstance(each, ast.Name))
 
 
-def _calls(tree: ast.Module) -> Iterator[tuple[ast.FunctionDef | None, ast.Call]]:
-    """Every call, with the innermost function that it stands in."""
-
-    def below(node: ast.AST, function: ast.FunctionDef | None) -> Iterator[tuple[ast.FunctionDef | None, ast.Call]]:
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.Call):
-                yield function, child
-            yield from below(child, child if isinstance(child, ast.FunctionDef) else function)
-
-    return below(tree, None)
+def _calls(tree: ast.Module) -> Calls:
+    """Every call of a module, in the order of the text."""
+    found: Calls = []
+    ahead: list[tuple[ast.FunctionDef | None, ast.AST]] = [(None, tree)]
+    while ahead:  # a stack of our own: half a million nodes are too many for generators inside generators
+        function, node = ahead.pop()
+        if isinstance(node, ast.Call):
+            found.append((function, node))
+        inner = node if isinstance(node, ast.FunctionDef) else function
+        for name in reversed(node._fields):
+            value = getattr(node, name, None)
+            for child in reversed(value) if isinstance(value, list) else (value,):
+                if isinstance(child, ast.AST) and not isinstance(child, LEAVES):
+                    ahead.append((inner, child))
+    return found
 
 
 def _bound(call: ast.Call, arguments: list[str]) -> dict[str, ast.expr]:

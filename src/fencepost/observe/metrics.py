@@ -33,7 +33,7 @@ from fencepost.observe.journal import Follower
 from fencepost.observe.registry import key_of
 from fencepost.protocol.format import VERSION
 from fencepost.store import Place, RemotePath
-from fencepost.store.parts import parts_of, sizes
+from fencepost.store.parts import state_sizes
 from fencepost.store.retry import Aside, at_most
 
 BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
@@ -177,7 +177,7 @@ class _Measured:
             return known
         try:
             state, _ = self.archive.plan()
-            known = sum(sizes(self.archive.root, parts_of(self.archive.root, epoch, state)).values())
+            known = sum(state_sizes(self.archive.root, epoch, state).values())
         except (FencepostError, OSError):
             known = None
         self._state = (time.monotonic(), known)

@@ -161,6 +161,12 @@ def sizes(root: Place, parts: Iterable[Part]) -> dict[tuple[str, int], int]:
     return dict(found)
 
 
+def state_sizes(root: Place, epoch: int, state: State) -> dict[tuple[str, int], int]:
+    """The same of all that `epoch` depends on, without listing the ledger: that may have a hundred thousand records."""
+    root = seen(place(root))
+    return sizes(root, {part.name: part for part in _state_files(root, epoch, state)}.values())
+
+
 def examine(root: Place, part: Part, to: BinaryIO | None = None) -> tuple[Measured | None, Problem | None]:
     """Read one part, once, in pieces; with `to`, copy it in the same pass."""
     path = root / part.name
@@ -244,12 +250,16 @@ def _not_the_note(path: Place, part: Part) -> Iterator[Problem]:
 def _all(root: Place, epoch: Epoch, state: State) -> Iterator[Part]:
     yield from _log_parts(root, epoch, state)
     yield from _source_parts(root, epoch, state)
-    decided = {int(decision.epoch) for _, decision in state.decisions}
-    for part in _state_parts(root, epoch, snapshots(root, state), _Noted(state.files, decided)):
+    for part in _state_files(root, epoch, state):
         if part.side is not None:
             yield Part(part.side, "sum", operator=part.operator, partition=part.partition)
         yield part
     yield from _own_parts(root, epoch, state)
+
+
+def _state_files(root: Place, epoch: int, state: State) -> Iterator[Part]:
+    decided = {int(decision.epoch) for _, decision in state.decisions}
+    return _state_parts(root, epoch, snapshots(root, state), _Noted(state.files, decided))
 
 
 def snapshots(root: Place, state: State) -> dict[int, str]:
