@@ -1,5 +1,5 @@
 """Every page in a real Chromium, light and dark: no error in the console, no request to another host, nothing serious
-that axe-core finds. One job is stopped by its form, as a person would.
+that axe-core finds. One job is stopped by its form, as a person would; one is killed, and its page says so.
 """
 
 from __future__ import annotations
@@ -8,13 +8,17 @@ import hashlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from addresses import PAGES
@@ -22,11 +26,17 @@ from chromium import Chromium, why_not
 from ended import ended, wait_until
 from long_ledger import LINEAGE, make
 
-from fencepost.observe import commands, journal, registry
+from fencepost.observe import commands, health, journal, registry
 from fencepost.observe.events import Event, Kind
 from fencepost.observe.heartbeat import PULSE, this_driver
+from fencepost.store import Place, RemotePath, store_at
+from fencepost.store import path as store_path
 from fencepost.store.base import record_name
 
+if TYPE_CHECKING:
+    from fencepost_proof.rig.s3 import S3
+
+TESTS = Path(__file__).parents[1]
 pytestmark = pytest.mark.long
 
 AXE = "axe-core@4.10.3"
@@ -65,33 +75,73 @@ class Opened:
         self.keys = keys
 
 
+def fenced(folder: Path) -> Path:
+    """The checkpoint of a driver that slept in an epoch while another one took over, and woke up."""
+    folder.mkdir()
+    job = [sys.executable, str(TESTS / "observe" / "scraped_job.py"), str(folder)]
+    with subprocess.Popen([*job, "6", "engine.planned=stop@2"], stderr=subprocess.DEVNULL) as sleeper:
+        try:
+            os.waitid(os.P_PID, sleeper.pid, os.WSTOPPED)
+            subprocess.run([*job, "8"], check=True, timeout=300)
+            sleeper.send_signal(signal.SIGCONT)
+            assert 1 == sleeper.wait(300)
+        finally:
+            sleeper.kill()
+    assert Kind.FENCED in [event.kind for event in journal.read(folder / "checkpoint")]
+    return folder / "checkpoint"
+
+
+def put(local: Path, s3: S3) -> RemotePath:
+    """The same checkpoint on S3, where journals are not kept."""
+    url = f"{s3.make_bucket('pages')}/orders"
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in s3.environment.items():
+            patch.setenv(name, value)
+        store_path._client.cache_clear()
+        for path in local.rglob("*"):
+            if path.is_file() and "journal" not in path.name:
+                store_at(url).replace(path.relative_to(local).as_posix(), path.read_bytes())
+    store_path._client.cache_clear()
+    return RemotePath(url)
+
+
+@contextmanager
+def pages(home: Path, jobs: Sequence[Place], *options: str, **environment: str) -> Iterator[list[str]]:
+    """A running `fencepost ui`; what it printed: its address, and its token if there is one."""
+    command = [sys.executable, "-m", "fencepost", "ui", *map(str, jobs), "--port", "0", *options]
+    given = {**os.environ, **environment, "FENCEPOST_HOME": str(home)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=given) as process:
+        try:
+            assert process.stdout is not None
+            yield [process.stdout.readline().strip() for _ in range(2 if "--actions" in options else 1)]
+        finally:
+            process.kill()
+
+
 @pytest.fixture(scope="module")
-def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opened]:
+def opened(tmp_path_factory: pytest.TempPathFactory, s3: S3) -> Iterator[Opened]:
     assert why_not() is None, why_not()
     folder = tmp_path_factory.mktemp("pages")
-    jobs = {
+    jobs: dict[str, Place] = {
         "live": ended(folder / "live", word=False),
         "dead": ended(folder / "dead", "decide.after=kill@2"),
+        "fenced": fenced(folder / "fenced"),
+        "s3": put(ended(folder / "s3", "decide.after=kill@2"), s3),
         "damaged": make(folder / "damaged", 60, job="damaged"),
         "long": make(folder / "long", 100_000, job="<script>alert(1)</script>"),
     }
     record = jobs["damaged"] / record_name(LINEAGE, 12)
     record.write_bytes(record.read_bytes()[:-5])
     PULSE.add(str(jobs["live"]), lambda: this_driver("stand-in", 1, 1))
-    command = [sys.executable, "-m", "fencepost", "ui", *map(str, jobs.values()), "--port", "0", "--actions"]
-    environment = {**os.environ, "FENCEPOST_HOME": str(folder / "home")}
     with (
-        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process,
+        pages(folder / "home", list(jobs.values()), "--actions", **s3.environment) as (address, token),
         Chromium(folder / "browser") as browser,
     ):
         try:
-            assert process.stdout is not None
-            address = process.stdout.readline().strip()
-            token = process.stdout.readline().strip().rpartition(" ")[2]
-            yield Opened(address, token, browser, {name: registry.key_of(path) for name, path in jobs.items()})
+            keys = {name: registry.key_of(path) for name, path in jobs.items()}
+            yield Opened(address, token.rpartition(" ")[2], browser, keys)
         finally:
             PULSE.remove(str(jobs["live"]))
-            process.kill()
 
 
 def addresses(opened: Opened) -> list[str]:
@@ -126,6 +176,107 @@ def test_every_page_is_quiet_alone_and_usable_by_everybody(dark: bool, opened: O
         if found:
             wrong[path] = found
     assert {} == wrong
+
+
+def test_a_job_on_s3_and_one_that_was_fenced_say_so(opened: Opened) -> None:
+    browser = opened.browser
+    browser.open(f"{opened.address}jobs/{opened.keys['s3']}")
+    page = browser.run("document.body.innerText")
+    assert "s3a://pages/orders" in page
+    assert "Decided rows are on their way into a sink" in page
+    browser.open(f"{opened.address}jobs/{opened.keys['fenced']}/starts")
+    assert "The driver was fenced by a newer one" in browser.run("document.body.innerText")
+
+
+WATCH = """
+  const seen = window.seen = [];
+  const note = () => {
+    const said = document.querySelector('h1 .badge').textContent;
+    if (!seen.length || seen.at(-1)[1] !== said) seen.push([Date.now() / 1000, said]);
+  };
+  new MutationObserver(note).observe(document.getElementById('live-head'), {childList: true, subtree: true});
+  note();
+"""
+"""Notes what the page says a job is, and when it said so first."""
+WITHIN_S = 2.0
+
+
+class Watch(threading.Thread):
+    """Notes what a job's files say, and when they said so first."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        super().__init__(daemon=True)
+        self._checkpoint = checkpoint
+        self._is_over = threading.Event()
+        self.seen: list[tuple[float, bool]] = []
+        """Since when it runs, and since when not."""
+
+    def run(self) -> None:
+        while not self._is_over.wait(0.05):
+            runs = health.look(self._checkpoint).condition == "running"
+            if not self.seen or self.seen[-1][1] != runs:
+                self.seen.append((time.time(), runs))
+
+    def end(self) -> None:
+        self._is_over.set()
+        self.join(60)
+
+
+@pytest.mark.serial
+def test_while_a_job_is_killed_and_comes_back_its_page_says_so_within_two_seconds(tmp_path: Path) -> None:
+    assert why_not() is None, why_not()
+    checkpoint, kills = tmp_path / "checkpoint", 3
+    command = [sys.executable, "-m", "fencepost", "run", str(Path(__file__).with_name("watched_job.py")), str(tmp_path)]
+
+    def runs_as(writers: int) -> bool:
+        started = [event for event in journal.read(checkpoint) if event.kind is Kind.STARTED]
+        return len(started) == writers and health.look(checkpoint).condition == "running"
+
+    def kill(n: int) -> None:
+        driver = health.look(checkpoint).pid
+        assert driver is not None
+        os.kill(driver, signal.SIGKILL)
+        wait_until(lambda: runs_as(n + 1))
+
+    with (
+        subprocess.Popen(command, stderr=subprocess.DEVNULL) as supervisor,
+        pages(tmp_path / "home", [checkpoint]) as (address,),
+        Chromium(tmp_path / "browser") as browser,
+    ):
+        watch = Watch(checkpoint)
+        try:
+            wait_until(lambda: journal.path_of(checkpoint).exists() and runs_as(1))
+            browser.open(f"{address}jobs/{registry.key_of(checkpoint)}")
+            wait_until(lambda: "live" == browser.run("document.getElementById('live').textContent"))
+            browser.run(WATCH)
+            watch.start()
+            wait_until(lambda: watch.seen)
+            for n in range(1, kills + 1):
+                kill(n)
+                wait_until(lambda n=n: 2 * n + 1 == len(watch.seen) == len(changes(browser.run("window.seen"))))
+            shown = changes(browser.run("window.seen"))
+            watch.end()
+            browser.run("close()")  # a page that is told nothing more
+            kill(kills + 1)
+            assert shown == changes(browser.run("window.seen")), "the watch sees a page that does not follow"
+        finally:
+            if watch.is_alive():
+                watch.end()
+            supervisor.terminate()
+    assert [n % 2 == 0 for n in range(2 * kills + 1)] == [runs for _, runs in watch.seen] == [runs for _, runs in shown]
+    late = [on_page - in_files for (in_files, _), (on_page, _) in zip(watch.seen[1:], shown[1:], strict=True)]
+    assert median(late) < WITHIN_S, late  # one that was late because the machine was busy is tolerated
+    assert [] == browser.complaints
+    assert [] == [one for one in browser.requests if not one.startswith(address)]
+
+
+def changes(seen: list[tuple[float, str]]) -> list[tuple[float, bool]]:
+    """When it began to run, and when it did no more."""
+    found: list[tuple[float, bool]] = []
+    for at, said in seen:
+        if not found or found[-1][1] != (said == "running"):
+            found.append((at, said == "running"))
+    return found
 
 
 def test_nothing_is_cut_off_on_a_phone(opened: Opened) -> None:
