@@ -121,6 +121,9 @@ def test_without_actions_nothing_that_writes_is_there(tmp_path: Path) -> None:
         assert 404 == get(app, path).status
         assert 405 == post(app, path, {"seal": "x", "sure": "yes", "token": TOKEN}).status
     assert "/actions" not in get(app, f"/jobs/{key}").text
+    for path in (*everything(checkpoint), "/live", "/metrics", "/static/page.js", "/nothing", f"/jobs/{key}/nothing"):
+        answer = post(app, path, {"seal": "x", "sure": "yes", "token": TOKEN})
+        assert (405, "GET, HEAD") == (answer.status, answer.headers["allow"]), path
     assert before == tree(tmp_path)
 
 
