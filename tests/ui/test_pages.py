@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import sys
 from collections.abc import Callable
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -18,12 +20,15 @@ from golden import unpacked
 from long_ledger import LINEAGE, make
 
 from fencepost.admin import state as states
-from fencepost.errors import BadConfig, Retryable
-from fencepost.observe import registry
+from fencepost.errors import BadConfig, Reason, Retryable
+from fencepost.observe import journal, registry
 from fencepost.observe.archive import JobArchive
+from fencepost.observe.events import Event, Kind
+from fencepost.observe.heartbeat import PULSE, this_driver
 from fencepost.observe.journal import path_of
 from fencepost.store.base import record_name
 from fencepost.store.parts import parts_of, sizes, state_sizes
+from fencepost.supervise.supervisor import Ending
 from fencepost.ui import api
 from fencepost.ui.application import HEADERS, application
 from fencepost.ui.listener import listen
@@ -211,6 +216,30 @@ def test_a_store_that_does_not_answer_is_said_with_what_was_last_known(
     never = shown(checkpoint)
     answer = get(never, f"/jobs/{key}")
     assert (503, True) == (answer.status, "does not answer: planted" in answer.text)
+
+
+def test_after_a_failure_a_page_says_whether_the_job_was_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fencepost.ui.shelf.FRESH_S", 0.0)
+    checkpoint = ended(tmp_path, "decide.after=kill@2")
+    app, key = shown(checkpoint), registry.key_of(checkpoint)
+    now, advice = datetime.now(UTC).isoformat(), Ending("", Reason.DIED, "", 1).next
+    told = {"job": "stand-in", "at": now, "pid": os.getpid(), "code": "driver_died", "next": advice}
+
+    def says() -> str:
+        (text,) = re.findall(r"<dt>Next</dt><dd>([^<]*)</dd></dl>", get(app, f"/jobs/{key}").text)
+        return str(text)
+
+    journal.Journal(checkpoint).note(Event(kind=Kind.DIED, what="It was killed.", seconds=3600.0, **told))
+    assert f"Wait: it will be started again by itself. If it fails again: {advice}" == says()
+    PULSE.add(str(checkpoint), lambda: this_driver("stand-in", 1, 1))
+    try:
+        assert says().startswith("Nothing: it was started again, and is running.")
+    finally:
+        PULSE.remove(str(checkpoint))
+    journal.Journal(checkpoint).note(Event(kind=Kind.GAVE_UP, what="It was killed.", **told))
+    assert advice == says()
 
 
 def test_a_damaged_ledger_is_said(tmp_path: Path) -> None:

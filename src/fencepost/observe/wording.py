@@ -9,6 +9,7 @@ from typing import Any
 from fencepost.errors import LATER
 from fencepost.observe import registry
 from fencepost.observe.archive import Summary
+from fencepost.observe.events import Kind
 from fencepost.observe.health import Condition, Health, instant
 
 WORDS: dict[Condition, str] = {
@@ -27,6 +28,12 @@ STEPS = {
 }
 IDLE = {"begun": "begun, not decided", "opened": "begun, not decided"}
 """The same while no driver is running: nothing of it is visible, and it reruns."""
+AGAIN: dict[Condition, str] = {
+    "running": "Nothing: it was started again, and is running.",
+    "starting": "Wait: it is being started again.",
+    "waiting": "Wait: it will be started again by itself.",
+}
+"""After a failure that its restart strategy takes care of."""
 SAFE = {
     "exactly_once": LATER,
     "at_least_once": "Nothing is lost; rows of the last epoch may be duplicated.",
@@ -133,6 +140,14 @@ def next_of(health: Health) -> str | None:
         "unknown": f"Check on {health.host or 'its host'} whether process {health.pid} is running the job.",
     }
     return todo.get(health.condition)
+
+
+def after_failure(health: Health) -> str | None:
+    """What to do about the last failure: if the driver was started again since, nothing yet."""
+    failure = health.failure
+    if failure is None or failure.kind not in {Kind.FAILED, Kind.DIED} or health.condition not in AGAIN:
+        return None if failure is None else failure.next
+    return AGAIN[health.condition] + (f" If it fails again: {failure.next}" if failure.next else "")
 
 
 def _file(health: Health) -> str:

@@ -503,6 +503,7 @@ def templates() -> Environment:
         WORDS=wording.WORDS,
         data_of=wording.data_of,
         next_of=wording.next_of,
+        after_failure=wording.after_failure,
         since=wording.since,
         epoch_of=wording.epoch_of,
         outcome_of=outcome_of,
