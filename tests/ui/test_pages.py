@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import re
+import shlex
 import shutil
 import sys
 from collections.abc import Callable
@@ -20,10 +22,12 @@ from golden import unpacked
 from long_ledger import LINEAGE, make
 
 from fencepost.admin import state as states
+from fencepost.cli.state import state as state_command
 from fencepost.errors import BadConfig, Reason, Retryable
 from fencepost.observe import journal, registry
 from fencepost.observe.archive import JobArchive
 from fencepost.observe.events import Event, Kind
+from fencepost.observe.health import DOUBT
 from fencepost.observe.heartbeat import PULSE, this_driver
 from fencepost.observe.journal import path_of
 from fencepost.store.base import record_name
@@ -66,6 +70,32 @@ def test_every_address_answers_for_checkpoints_of_real_jobs(name: str) -> None:
         state = get(app, f"/jobs/{registry.key_of(checkpoint)}/state").text
         assert "stateStoreSave" in state
         assert "golden" in get(app, "/").text
+
+
+def test_a_page_names_the_command_that_looks_up_a_key() -> None:
+    with unpacked("stopped") as where:
+        checkpoint = where.root / "checkpoint"
+        page = get(shown(checkpoint), f"/jobs/{registry.key_of(checkpoint)}/state").text
+        (commands,) = re.findall(r'aria-label="The command">([^<]*)</pre>', page)
+        typed = [shlex.split(html.unescape(line)) for line in commands.strip().splitlines()]
+        operators = states.look(checkpoint).operators
+        assert len(operators) == len(typed)
+        for words in typed:
+            assert ["fencepost", "state", "get", str(checkpoint), "COLUMN=VALUE"] == words[:5]
+            assert state_command.commands["get"].make_context("get", words[3:])
+
+
+def test_dead_letters_are_counted_once_by_sink(tmp_path: Path) -> None:
+    checkpoint = ended(tmp_path)
+    app, key = shown(checkpoint), registry.key_of(checkpoint)
+    assert "None, as far as the journal goes back." in get(app, f"/jobs/{key}/sinks").text
+    told = {"job": "stand-in", "at": "2030-01-01T00:00:00+00:00", "pid": 1, "sink": "db", "units": 1, "dead": True}
+    for epoch, rows, what in ((2, 3, None), (2, 3, None), (3, 4, None), (4, 9, DOUBT)):
+        journal.Journal(checkpoint).note(Event(kind=Kind.COMMITTED, epoch=epoch, rows=rows, what=what, **told))
+    fresh = shown(checkpoint)
+    (found,) = get(fresh, f"/api/v1/jobs/{key}/sinks").json["sinks"]
+    assert 7 == found["dead_letters"], "not twice what recovery committed again, nor what may not be there"
+    assert "<strong>db</strong> got 7 dead letters" in get(fresh, f"/jobs/{key}/sinks").text
 
 
 def test_a_page_says_what_is_read_decided_and_in_the_sinks(tmp_path: Path) -> None:

@@ -139,6 +139,8 @@ class SinkStanding:
     """Of that transaction."""
     aborted: int
     """Units that no decision named and that were undone, as far as the journal goes back."""
+    dead_letters: int
+    """Rows that it confirmed and that are dead letters, as far as the journal goes back."""
 
     @property
     def meets(self) -> bool:
@@ -521,6 +523,8 @@ def _sinks(state: State, look: _Reading) -> Iterator[SinkStanding]:
         mine = [one for one in state.decisions if any(handle.sink == name for handle in one[1].handles)]
         confirmed = [e for e in look.events if e.kind is Kind.COMMITTED and e.sink == name]
         surely = [e for e in confirmed if DOUBT not in (e.what or "") and e.epoch is not None and not e.again]
+        # By epoch, because recovery commits the newest decided one again.
+        dead = {e.epoch: e.rows or 0 for e in confirmed if e.dead and DOUBT not in (e.what or "")}
         wanted = decided.get(name)
         told = {e.epoch for e in surely}
         holds = wanted if wanted is not None and (wanted <= done or wanted in told) else None
@@ -543,6 +547,7 @@ def _sinks(state: State, look: _Reading) -> Iterator[SinkStanding]:
             deadline_s=_deadline(handles) if is_open else None,
             timeout_s=_timeout(handles) if is_open else None,
             aborted=sum(e.kind is Kind.ABORTED and e.sink == name for e in look.events),
+            dead_letters=sum(dead.values()),
         )
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import shlex
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -493,6 +494,7 @@ def templates() -> Environment:
         span=wording.span,
         ago=wording.ago,
         path=_path,
+        quoted=shlex.quote,
         clock=_clock,
         number=_grouped,
         took=_took,
