@@ -14,6 +14,7 @@ import sys
 import tarfile
 import threading
 import time
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -93,7 +94,7 @@ def fenced(folder: Path) -> Path:
 
 def put(local: Path, s3: S3) -> RemotePath:
     """The same checkpoint on S3, where journals are not kept."""
-    url = f"{s3.make_bucket('pages')}/orders"
+    url = f"{s3.make_bucket(f'pages-{uuid.uuid4().hex[:8]}')}/orders"
     with pytest.MonkeyPatch.context() as patch:
         for name, value in s3.environment.items():
             patch.setenv(name, value)
@@ -182,7 +183,7 @@ def test_a_job_on_s3_and_one_that_was_fenced_say_so(opened: Opened) -> None:
     browser = opened.browser
     browser.open(f"{opened.address}jobs/{opened.keys['s3']}")
     page = browser.run("document.body.innerText")
-    assert "s3a://pages/orders" in page
+    assert re.search("s3a://pages-[0-9a-f]{8}/orders", page)
     assert "Decided rows are on their way into a sink" in page
     browser.open(f"{opened.address}jobs/{opened.keys['fenced']}/starts")
     assert "The driver was fenced by a newer one" in browser.run("document.body.innerText")
