@@ -39,6 +39,7 @@ DEVELOP = (
     "prometheus-client",
     "opentelemetry-sdk",
     "opentelemetry-exporter-otlp-proto-http",
+    "openlineage-python",
     "pg8000",
     "hatchling",
     "build",
