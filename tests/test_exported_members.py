@@ -17,6 +17,7 @@ OF_A_JOB = [
     "cancel",
     "check",
     "checkpoint",
+    "lineage",
     "map",
     "metrics",
     "name",

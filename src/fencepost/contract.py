@@ -23,7 +23,8 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Final, Literal
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -41,6 +42,7 @@ __all__ = [
     "Attempt",
     "BadConfig",
     "Capabilities",
+    "Dataset",
     "Epoch",
     "EpochContext",
     "EpochFailed",
@@ -76,6 +78,7 @@ __all__ = [
     "alike",
     "check_can_write",
     "check_can_write_file",
+    "dataset_at",
     "end_of",
     "ends_in",
     "place_of",
@@ -302,6 +305,10 @@ class Sink(ABC):
     def timing_notes(self, longest_s: float | None) -> list[str]:
         """Notes on the target's timeouts that do not suit an epoch of up to `longest_s` seconds (None: no limit)."""
         return []
+
+    def dataset(self) -> Dataset | None:
+        """What OpenLineage calls the target; None: the sink's own name. Never a user, a password or an option."""
+        return None
 
 
 class Session(ABC):
@@ -549,6 +556,38 @@ class Instant:
     def unheard(cls, why: str) -> Instant:
         """The target did not answer."""
         return cls(why=why, heard=False)
+
+
+# --- datasets: how OpenLineage names what a job reads and writes, so that jobs that share a table are seen to
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """A table, a topic or a folder: `postgres://db:5432` and `shop.public.orders`."""
+
+    namespace: str
+    name: str
+
+
+OBJECTS: Final = frozenset({"s3", "gs"})
+"""Stores whose keys do not begin with a slash."""
+BEFORE_AT: Final = frozenset({"abfs", "abfss", "wasb", "wasbs"})
+"""Stores in whose URLs a container, not a user, stands before the @."""
+
+
+def dataset_at(path: str | os.PathLike[str]) -> Dataset:
+    """A folder or a file on this machine, or in a store by its URL."""
+    text = os.fspath(path)
+    if "://" not in text and not text.startswith("file:"):
+        return Dataset("file", os.path.realpath(text))
+    url = urlsplit(text)
+    if url.scheme == "file":
+        return Dataset("file", url.path)
+    scheme = "s3" if url.scheme in {"s3a", "s3n"} else url.scheme
+    user, _, host = url.netloc.rpartition("@")
+    container = f"{user.partition(':')[0]}@" if user and scheme in BEFORE_AT else ""
+    name = url.path.strip("/") if scheme in OBJECTS else url.path.rstrip("/")
+    return Dataset(f"{scheme}://{container}{host}", name or "/")
 
 
 # --- a rehearsal: what a start would find in a target and create there; for `fencepost check`, which changes nothing

@@ -22,10 +22,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, cast, get_args
 
-from fencepost import settings
+from fencepost import connectors, settings
 from fencepost.config import Backend, BridgeName, Checkpoint, RunConfig, Strategy, one_strategy, settled
-from fencepost.contract import Sink, Source
-from fencepost.errors import BadConfig, FencepostError, Tolerance, Where, require
+from fencepost.contract import Dataset, Sink, Source
+from fencepost.errors import UNCHANGED, BadConfig, FencepostError, Tolerance, Where, require, seconds
 from fencepost.guarantee import Guarantee, Report
 from fencepost.observe import commands, console, journal, picture, wording
 from fencepost.observe.archive import JobArchive, Summary
@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
     from pyspark.sql.types import StructType
+
+    from fencepost.observe.lineage_events import LineageSender, Named
 
 OnBadRecord = Literal["fail", "dead_letter"]
 
@@ -154,6 +156,7 @@ class Job:
         self._conf = dict(conf or {})
         self._sources: list[Source] = []  # what was read, other than DataFrames
         self._observer = Observer(name)
+        self._lineage: LineageSender | None = None
         self._shown: Any = None
         """Where a notebook shows it."""
         self._branches: dict[str, tuple[Any, Sink]] = {}
@@ -526,7 +529,10 @@ class Job:
             with suppress(FencepostError):  # whoever waited for it has already got the error
                 self._run.end()
         self._observer.dead = self._dead
-        self._run = start_query(self._launch(until=until, tolerance=tolerance))
+        launch = self._launch(until=until, tolerance=tolerance)
+        self._run = start_query(launch)
+        if self._lineage is not None:
+            self._lineage.name(_named(launch))
         gateway.make_archive_later()
         return self._run
 
@@ -579,6 +585,30 @@ class Job:
 
         os.environ[journal.TRACED] = "1"
         trace(lambda: [(self.name, place(self.checkpoint))], endpoint)
+
+    def lineage(self, url: str | None = None, *, every: str = "10 s") -> None:
+        """Tell an OpenLineage server what the job reads and writes, and how far it is, until the process ends.
+
+        `url` is its address (`http://host:5000`); without it the OPENLINEAGE_ variables and openlineage.yml say. Call
+        it once, before `run`, also under `fencepost run`. While epochs are committed an event is sent at most once in
+        `every`. The events come from the journal, so nothing is added to an epoch, and a server that does not answer
+        changes nothing. Needs `fencepost[lineage]`.
+        """
+        every_s = seconds(every)
+        if every_s is None:
+            raise BadConfig(
+                "bad_lineage_every",
+                f"Invalid every={every!r}: it must be a duration.",
+                where=Where(job=self.name),
+                safe=UNCHANGED,
+                next="Write it as '10 s' or '2 minutes'.",
+            )
+        if is_only_looked_at() or self._lineage is not None:
+            return
+        require("lineage_missing", "openlineage.client", extra="lineage", purpose="for job.lineage()")
+        from fencepost.observe.lineage_events import client_for, follow  # noqa: PLC0415 - of an extra
+
+        self._lineage = follow(self.name, lambda: place(self.checkpoint), client_for(url, self.name), every_s)
 
     def stop(self) -> None:
         """Stop the query; an epoch that is being written is finished first, one whose tasks still run is dropped."""
@@ -707,6 +737,21 @@ class Job:
                 self.write(bad, dead)
                 self._dead |= {dead.name}
         return good
+
+
+def _named(launch: Launch) -> Named:
+    """What OpenLineage calls the sources and sinks; one that cannot say it goes by its own name."""
+    inputs: dict[str, list[Dataset]] = {}
+    for where, source in launch.placed.items():
+        inputs[where] = [Dataset("fencepost", source.name or where)]
+        with suppress(Exception):  # names are for people who look: no reason to fail
+            inputs[where] = connectors.datasets(source)
+    outputs: dict[str, Dataset] = {}
+    for name, (_, sink) in launch.branches.items():
+        outputs[name] = Dataset("fencepost", name)
+        with suppress(Exception):
+            outputs[name] = sink.dataset() or outputs[name]
+    return inputs, outputs
 
 
 def start(

@@ -5,6 +5,7 @@ A plan may read a system without `job.read`, so these functions go by Spark's na
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from types import ModuleType
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fencepost.connectors.files.source import FileCheck, Weakness
+    from fencepost.contract import Dataset
     from fencepost.errors import FencepostError
     from fencepost.spark.plan import PlanSource
     from fencepost.store import Store
@@ -97,6 +99,25 @@ def check_read(
     """Refuse a start if a file that was read, up to these offsets, was changed since; each change once."""
     if any(source.is_of_files for source in sources):
         _known("files").check_read(spark, store, lineages, offsets, job)
+
+
+def datasets(source: PlanSource) -> list[Dataset]:
+    """What OpenLineage calls what a source reads; of its options only the names of servers, topics and folders."""
+    from fencepost.contract import Dataset, dataset_at  # noqa: PLC0415 - imports pyarrow
+
+    options = source.options
+    if source.kind == "kafka":
+        first = options.get("kafka.bootstrap.servers", "").split(",")[0].strip()
+        topics = options.get("subscribe", "").split(",") + list(json.loads(options.get("assign", "{}")))
+        named = [topic.strip() for topic in topics if topic.strip()] or [options.get("subscribepattern", "")]
+        return [Dataset(f"kafka://{first}", topic) for topic in named]
+    if source.is_of_files and "path" in options:
+        return [dataset_at(options["path"])]
+    if source.kind == "fencepost_delta":
+        return [dataset_at(options["location"])]
+    if source.kind == "fencepost_iceberg":  # as its sink, which is named after the table
+        return [Dataset("fencepost", f"iceberg:{options['location']}")]
+    return [Dataset("fencepost", source.name or ("files" if source.is_of_files else source.kind))]
 
 
 def explain(text: str, job: str) -> FencepostError | None:

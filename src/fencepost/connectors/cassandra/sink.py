@@ -9,7 +9,16 @@ from dataclasses import KW_ONLY, dataclass, field
 
 from fencepost import credential
 from fencepost.connectors.table.database import EPOCH_TABLE, TARGET_TABLE
-from fencepost.contract import Capabilities, Keyed, Session, Sink, names_of, problem_of_deletes, problem_of_order
+from fencepost.contract import (
+    Capabilities,
+    Dataset,
+    Keyed,
+    Session,
+    Sink,
+    names_of,
+    problem_of_deletes,
+    problem_of_order,
+)
 from fencepost.errors import BadConfig, require
 
 __all__ = ["Cassandra"]
@@ -101,6 +110,10 @@ class Cassandra(Sink):
     def all_hosts(self) -> list[str]:
         """`hosts` as a list."""
         return [self.hosts] if isinstance(self.hosts, str) else list(self.hosts)
+
+    def dataset(self) -> Dataset:
+        """By the first host."""
+        return Dataset(f"cassandra://{self.all_hosts[0]}:{self.port}", self.table)
 
     @property
     def columns_of_key(self) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -15,7 +15,7 @@ from fencepost.connectors.lake.sink import FILE_BYTES, MERGE_BYTES, LakeSink, Sc
 from fencepost.connectors.lake.source import Newest, Reading, Start
 from fencepost.connectors.lake.table import LakeTable
 from fencepost.connectors.table.sink import TableMode
-from fencepost.contract import Source, names_of
+from fencepost.contract import Dataset, Source, dataset_at, names_of
 from fencepost.errors import BadConfig, require
 
 __all__ = ["Delta"]
@@ -122,6 +122,10 @@ class Delta(LakeSink, Source):
             target_file_bytes=self.target_file_bytes,
         )
         return made
+
+    def dataset(self) -> Dataset:
+        """The table's folder."""
+        return dataset_at(self.table)
 
     # --- as a source
 

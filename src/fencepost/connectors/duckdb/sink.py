@@ -8,6 +8,7 @@ from dataclasses import KW_ONLY, dataclass
 
 from fencepost.connectors.table.database import Dialect
 from fencepost.connectors.table.sink import TableMode, TableSink
+from fencepost.contract import Dataset
 from fencepost.errors import require
 
 __all__ = ["DuckDB"]
@@ -68,3 +69,7 @@ class DuckDB(TableSink):
         from fencepost.connectors.duckdb.dialect import DuckDBDialect  # noqa: PLC0415 - duckdb is an extra
 
         return DuckDBDialect(os.path.realpath(self.path))
+
+    def dataset(self) -> Dataset:
+        """The table in its file."""
+        return Dataset("file", f"{os.path.realpath(self.path)}:{self.table}")

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from fencepost.connectors.files.layout import WRITE
 from fencepost.connectors.files.source import FOREVER
-from fencepost.contract import Capabilities, Session, Sink, Source
+from fencepost.contract import Capabilities, Dataset, Session, Sink, Source, dataset_at
 from fencepost.errors import BadConfig, FencepostError, Where
 
 READ = ("text", "json", "csv", "parquet")
@@ -102,6 +102,10 @@ class Files(Sink, Source):
 
         self._check_can_be_written()
         return FilesSession(self, job)
+
+    def dataset(self) -> Dataset:
+        """The folder."""
+        return dataset_at(self.path)
 
     def _check_can_be_written(self) -> None:
         """Not checked at construction: a source may read text, and from a remote store."""

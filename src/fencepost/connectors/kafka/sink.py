@@ -15,6 +15,7 @@ from fencepost.connectors.kafka import source
 from fencepost.connectors.kafka.servers import Servers
 from fencepost.contract import (
     Capabilities,
+    Dataset,
     Keyed,
     Package,
     Session,
@@ -184,6 +185,11 @@ class Kafka(Sink, Source):
         return replace(self, start="latest", max_records_per_epoch=most)
 
     # --- as a sink
+
+    def dataset(self) -> Dataset | None:
+        """The topic, by the first server; None if each row names its own."""
+        first = str(self.cluster.bootstrap).split(",")[0]
+        return Dataset(f"kafka://{first}", self.topic) if isinstance(self.topic, str) else None
 
     @property
     def own_topic(self) -> str | None:

@@ -10,6 +10,7 @@ from fencepost import credential
 from fencepost.connectors.mysql.columns import problem_of_name
 from fencepost.connectors.table.database import Dialect
 from fencepost.connectors.table.sink import Staging, TableMode, TableSink
+from fencepost.contract import Dataset
 from fencepost.errors import require
 
 if TYPE_CHECKING:
@@ -131,3 +132,9 @@ class MySQL(TableSink):
         from fencepost.connectors.mysql.dialect import MySQLDialect  # noqa: PLC0415 - as above
 
         return MySQLDialect(address)
+
+    def dataset(self) -> Dataset | None:
+        """By its server; of a defaults_file nothing is read."""
+        if self.defaults_file and not self.host:
+            return None
+        return Dataset(f"mysql://{self.host or 'localhost'}:{self.port or 3306}", f"{self.database}.{self.table}")

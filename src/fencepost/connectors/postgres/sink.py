@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 
@@ -9,6 +10,7 @@ from fencepost import credential
 from fencepost.connectors.postgres.columns import BadName, read_name
 from fencepost.connectors.table.database import Dialect
 from fencepost.connectors.table.sink import Staging, TableMode, TableSink
+from fencepost.contract import Dataset
 from fencepost.errors import BadConfig, require
 
 __all__ = ["Postgres"]
@@ -86,6 +88,21 @@ class Postgres(TableSink):
     def with_secrets(self) -> Postgres:
         """As it goes to the tasks."""
         return replace(self, dsn=credential.resolve(self.dsn, f"dsn= of sink {self.name!r}"))
+
+    def dataset(self) -> Dataset | None:
+        """By the first server of the dsn; without a schema it is taken to be `public`."""
+        import psycopg  # noqa: PLC0415 - as above
+
+        dsn = psycopg.conninfo.conninfo_to_dict(self.with_secrets().dsn)
+        host, port, database = (
+            str(dsn.get(word) or os.environ.get(variable) or "").split(",")[0]
+            for word, variable in (("host", "PGHOST"), ("port", "PGPORT"), ("dbname", "PGDATABASE"))
+        )
+        if not database or dsn.get("service"):
+            return None
+        server = "localhost" if not host or host.startswith("/") else host
+        table = read_name(self.table)
+        return Dataset(f"postgres://{server}:{port or 5432}", f"{database}.{table.schema or 'public'}.{table.table}")
 
 
 def _check_dsn(sink: Postgres, dsn: str) -> None:

@@ -13,6 +13,7 @@ from dataclasses import KW_ONLY, dataclass
 from fencepost.connectors.sqlite.dialect import SQLiteDialect
 from fencepost.connectors.table.database import Dialect
 from fencepost.connectors.table.sink import TableMode, TableSink
+from fencepost.contract import Dataset
 
 __all__ = ["SQLite"]
 
@@ -73,3 +74,7 @@ class SQLite(TableSink):
     def dialect(self) -> Dialect:
         """By the file's real path: two names of one file are the same database."""
         return SQLiteDialect(os.path.realpath(self.path))
+
+    def dataset(self) -> Dataset:
+        """The table in its file."""
+        return Dataset("file", f"{os.path.realpath(self.path)}:{self.table}")
