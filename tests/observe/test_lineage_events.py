@@ -22,10 +22,11 @@ from openlineage.client.naming import dataset as theirs
 import fencepost as fp
 from fencepost import connectors, faults
 from fencepost.contract import Dataset, Sink, dataset_at
-from fencepost.errors import BadConfig, EpochFailed, Fenced, FencepostError
+from fencepost.errors import BadConfig, EpochFailed, Fenced, FencepostError, now
+from fencepost.guarantee import Guarantee
 from fencepost.job import _named
-from fencepost.observe.events import Kind
-from fencepost.observe.journal import Observer
+from fencepost.observe.events import Event, Kind
+from fencepost.observe.journal import Journal, Observer
 from fencepost.observe.lineage_events import LAST_S, LOST, LineageSender, client_for, follow
 from fencepost.spark.plan import PlanSource
 from fencepost.store import place
@@ -34,10 +35,10 @@ CANARY = "canary-8d1f"
 SOURCE = Dataset("file", "/data/numbers")
 
 
-def job_in(folder: Path, observer: Observer, count: int = 6) -> StandIn:
+def job_in(folder: Path, observer: Observer, count: int = 6, **settings: Any) -> StandIn:
     (folder / "checkpoint" / "fencepost").mkdir(parents=True, exist_ok=True)
     sink = fp.SQLite(folder / "out.db", table="rows", name="db")
-    return StandIn(folder / "checkpoint", tuple(range(count)), 2, {"db": sink}, observer=observer)
+    return StandIn(folder / "checkpoint", tuple(range(count)), 2, {"db": sink}, observer=observer, **settings)
 
 
 def lineage_of(folder: Path, server: LineageServer, every_s: float = 0.0, *, named: bool = True) -> LineageSender:
@@ -47,11 +48,11 @@ def lineage_of(folder: Path, server: LineageServer, every_s: float = 0.0, *, nam
     return made
 
 
-def run(folder: Path, lineage: LineageSender, count: int = 6) -> None:
+def run(folder: Path, lineage: LineageSender, count: int = 6, **settings: Any) -> None:
     """A job that looks after every epoch, and ends in order."""
     observer = Observer("orders")
     observer.call(lambda event: lineage.look(), Kind.COMPLETE)
-    job_in(folder, observer, count).run()
+    job_in(folder, observer, count, **settings).run()
     observer.note(Kind.STOPPED)
     lineage.look()
 
@@ -86,11 +87,20 @@ def test_a_later_run_counts_from_its_own_start(tmp_path: Path) -> None:
     assert [("0", '{"position":4}', '{"position":6}')] == server.positions("COMPLETE")
 
 
-def test_many_epochs_are_one_event_and_the_end_has_them_all(tmp_path: Path) -> None:
+@pytest.mark.parametrize("overlap", [False, True])
+def test_many_epochs_are_one_event_and_the_end_has_them_all(overlap: bool, tmp_path: Path) -> None:
     with receiving_lineage() as server:
-        run(tmp_path, lineage_of(tmp_path, server, every_s=1000.0), 40)
+        run(tmp_path, lineage_of(tmp_path, server, every_s=1000.0), 40, overlap=overlap)
     assert ["START", "RUNNING", "COMPLETE"] == server.states
     assert ([2], [40]) == (server.rows("RUNNING"), server.rows("COMPLETE"))
+
+
+@pytest.mark.parametrize("guarantee", [Guarantee.AT_LEAST_ONCE, Guarantee.AT_MOST_ONCE])
+def test_the_weaker_guarantees_tell_positions_and_no_rows(guarantee: Guarantee, tmp_path: Path) -> None:
+    with receiving_lineage() as server:
+        run(tmp_path, lineage_of(tmp_path, server), guarantee=guarantee)
+    assert [("0", "-", '{"position":6}')] == server.positions("COMPLETE")
+    assert {} == server.events[-1]["outputs"][0]["outputFacets"]
 
 
 def test_the_run_of_a_killed_driver_is_ended_by_the_next_and_all_rows_are_counted_once(tmp_path: Path) -> None:
@@ -134,6 +144,30 @@ def test_a_run_that_fails_or_is_fenced_says_so(error: FencepostError, state: str
     message = server.events[-1]["run"]["facets"]["errorMessage"]["message"]
     assert f"{error.code}: {error.what}" == message
     assert named == bool(server.events[-1]["outputs"])
+
+
+def test_of_two_drivers_each_ends_its_own_run_and_the_second_also_that_of_the_first(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint" / "fencepost").mkdir(parents=True)
+    noted = Journal(tmp_path / "checkpoint")
+
+    def note(kind: Kind, pid: int) -> None:
+        noted.note(Event(kind=kind, job="orders", at=now(), pid=pid, writer=pid, code="fenced", what="Fenced."))
+
+    with receiving_lineage() as server:
+        first, second = lineage_of(tmp_path, server), lineage_of(tmp_path, server)
+        first._pid, second._pid = 11, 22
+        note(Kind.STARTED, 11)
+        first.look()
+        note(Kind.STARTED, 22)
+        second.look()
+        note(Kind.FENCED, 11)
+        note(Kind.STOPPED, 22)
+        first.look()
+        second.look()
+    writers = [event["run"]["facets"]["fencepost_epochs"]["writer"] for event in server.events]
+    told = [("START", 11), ("FAIL", 11), ("START", 22), ("ABORT", 11), ("COMPLETE", 22)]
+    assert told == list(zip(server.states, writers, strict=True))
+    assert 2 == len({event["run"]["runId"] for event in server.events})
 
 
 def test_a_start_that_is_refused_is_a_run_that_failed(tmp_path: Path) -> None:
