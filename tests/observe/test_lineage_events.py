@@ -170,6 +170,22 @@ def test_of_two_drivers_each_ends_its_own_run_and_the_second_also_that_of_the_fi
     assert 2 == len({event["run"]["runId"] for event in server.events})
 
 
+@pytest.mark.parametrize("fault", ["commit.after", "engine.returned", "engine.completed"])
+def test_an_epoch_that_was_committed_before_the_kill_is_counted_in_one_of_the_runs(fault: str, tmp_path: Path) -> None:
+    with receiving_lineage() as server:
+        pid = os.fork()
+        if not pid:
+            try:
+                faults.arm({faults.ARM: f"{fault}=kill@2"})
+                run(tmp_path, lineage_of(tmp_path, server))
+            finally:
+                os._exit(0)
+        assert -9 == wait(pid)
+        before = server.rows("RUNNING")[-1]
+        run(tmp_path, lineage_of(tmp_path, server))
+    assert [6 - before] == server.rows("COMPLETE")
+
+
 def test_a_start_that_is_refused_is_a_run_that_failed(tmp_path: Path) -> None:
     (tmp_path / "checkpoint" / "fencepost").mkdir(parents=True)
     with receiving_lineage() as server:
