@@ -71,11 +71,16 @@ def test_silent_stores_are_asked_side_by_side_and_hold_up_nobody(path: str, stor
     stores.go.set()
 
 
-def test_a_store_that_falls_silent_is_said_since_when_with_what_was_last_known(stores: Stores, tmp_path: Path) -> None:
+def test_a_store_that_falls_silent_is_said_since_when_with_what_was_last_known(
+    stores: Stores, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     app, key = pages(tmp_path / "checkpoint"), registry.key_of(FAR[0])
     stores.is_well = True
-    assert "stopped cleanly" in get(app, f"/jobs/{key}").text
-    assert "answered" not in get(app, "/").text
+    with monkeypatch.context() as patient:  # a busy machine takes its time to read what is there
+        patient.setattr(shelf, "PATIENCE_S", 60.0)
+        patient.setattr(shelf, "SHORT_S", 60.0)
+        assert "stopped cleanly" in get(app, f"/jobs/{key}").text
+        assert "answered" not in get(app, "/").text
     stores.is_well = False
     for _ in range(2):  # asked once, by however many pages
         page = get(app, "/").text
