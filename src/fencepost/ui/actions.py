@@ -165,7 +165,7 @@ class Desk:
             if not journal.Journal(root).note(event):
                 raise BadConfig(
                     "journal_unwritable",
-                    f"{deed.title} was not done: the job's journal cannot be written, so nobody would know who asked.",
+                    f"{deed.title} was not done: the job's journal cannot be written, and it has to say who asked.",
                     where=Where(job=job.name, path=str(root)),
                     safe=UNCHANGED,
                     next=f"Make the journal writable, or type it in a terminal: {deed.command} {root}",
