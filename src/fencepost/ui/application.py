@@ -408,7 +408,8 @@ class Pages:
                 said = found
                 if news:
                     quiet = time.monotonic()
-                    yield f"data: {json.dumps(news)}\n\n"
+                    told = ", ".join(f'"{part}": {text}' for part, text in news.items())
+                    yield f"data: {{{told}}}\n\n"
                 elif time.monotonic() - quiet > QUIET_S:
                     quiet = time.monotonic()
                     yield ": still here\n\n"
@@ -420,11 +421,11 @@ class Pages:
         self._moving.pop(name, None)
 
     async def _moved(self, name: str, parts: Callable[[], dict[str, str]]) -> dict[str, str]:
-        """Rendered once for all pages that show the same."""
+        """Rendered once for all pages that show the same, each part as JSON."""
         at, found = self._moving.get(name, (0.0, {}))
         if not found or time.monotonic() - at > EVERY_S * 0.9:
             self._moving[name] = (time.monotonic(), found)  # the others take the last one meanwhile
-            found = await run_in_threadpool(parts)
+            found = await run_in_threadpool(lambda: {part: json.dumps(text) for part, text in parts().items()})
             self._moving[name] = (time.monotonic(), found)
         return found
 
