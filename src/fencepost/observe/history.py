@@ -107,7 +107,7 @@ def read(checkpoint: str | os.PathLike[str] | RemotePath) -> Epochs:
 
 
 def unknown_epoch(epoch: int, known: tuple[int | None, int | None], job: str, root: Place) -> BadConfig:
-    """There is no such epoch; `known`: the oldest and the newest that there are."""
+    """The error for an unknown epoch; `known`: the oldest and the newest epoch on record."""
     oldest, newest = known
     there = "none" if newest is None else f"{oldest} to {newest}"
     return BadConfig(

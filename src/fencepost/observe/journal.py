@@ -139,7 +139,7 @@ class Journal:
             while not self._append(line):
                 pass
         except FileNotFoundError:
-            return True  # there is no checkpoint, and whoever starts the job or asks for it is told so
+            return True  # without a checkpoint, the start or the request itself fails and says so
         except OSError as error:
             if not self._broken:
                 self._broken = True

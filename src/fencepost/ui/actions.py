@@ -313,7 +313,7 @@ class ActionPages:
         job = self._shelf.job(request.path_params["key"])
         deed = self._desk.deeds.get(request.path_params["name"])
         if deed is None:
-            raise BadConfig("no_page", "There is no such action.", safe=UNCHANGED, next="Use a form of the page.")
+            raise BadConfig("no_page", "Unknown action.", safe=UNCHANGED, next="Use one of the forms on the page.")
         self._desk.check(given.get("seal"), session, job.key, deed.name)
         if deed.must_confirm and given.get("sure") != "yes":
             raise BadConfig(
