@@ -182,8 +182,8 @@ class Staging:
 
     def schema(self, kept: tuple[Kept, ...]) -> pa.Schema:
         """As the files have it, with all branches."""
-        with pa.OSFile(self.here(next(self.each(kept)))) as file, pa.ipc.open_stream(file) as reader:
-            return reader.schema
+        first = next(self.each(kept))
+        return _schema(self.here(first), first.sum)
 
     def batches(self, kept: tuple[Kept, ...]) -> Iterator[pa.RecordBatch]:
         """The same, batch by batch, each in memory of its own, which is free again once nobody holds the batch."""
@@ -273,6 +273,13 @@ def branch(batch: pa.RecordBatch, sink: str) -> pa.RecordBatch:
     index = batch.schema.get_field_index(sink)
     mine = batch.column(index).filter(pc.equal(batch.column(0), pa.scalar(index, pa.int32())))  # its column only
     return pa.RecordBatch.from_arrays(mine.flatten(), schema=branch_schema(batch.schema, sink))
+
+
+@lru_cache(maxsize=64)
+def _schema(path: str, checksum: str) -> pa.Schema:
+    """The columns of a staged file: every sink asks, more than once."""
+    with pa.OSFile(path) as file, pa.ipc.open_stream(file) as reader:
+        return reader.schema
 
 
 @lru_cache(maxsize=4096)

@@ -178,10 +178,15 @@ class PostgresDialect(ServerDialect, TaskTables):
                 connection.close()
 
     def run(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
+        """Without values it may be several statements: one round trip for all of them."""
         return self._execute(statement, values)
 
-    def _every_epoch(self, statement: str, values: Sequence[Any]) -> list[Any]:
-        """Planned once per connection: planning our look at the catalogue takes several times as long as the look."""
+    def run_each_epoch(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
+        """Planned once per connection: planning our look at the catalogue takes several times as long as the look.
+
+        Note: no pipeline. The client ends one with a flush, after which the server no longer counts the time that the
+        transaction is idle (`IDLE`).
+        """
         return self._execute(statement, values, prepare=True)
 
     def _execute(self, statement: str, values: Sequence[Any], *, prepare: bool = False) -> list[Any]:
@@ -226,7 +231,7 @@ class PostgresDialect(ServerDialect, TaskTables):
         A missing row cannot be locked: if two drivers both found none, and both are about to commit the same epoch,
         the second one finds out here.
         """
-        written = self._every_epoch(self._set_mark_statement(), (job, sink, *astuple(mark)))
+        written = self.run_each_epoch(self._set_mark_statement(), (job, sink, *astuple(mark)))
         if not written:
             raise Silent("another driver has written this epoch or a newer one in the meantime")
 
@@ -292,7 +297,7 @@ class PostgresDialect(ServerDialect, TaskTables):
         return self.run("SELECT to_regclass(%s) IS NOT NULL", (self.named(table),)) == [(True,)]
 
     def columns(self, table: str) -> list[Column]:
-        found = self._every_epoch(_COLUMNS, (self.named(table),))
+        found = self.run_each_epoch(_COLUMNS, (self.named(table),))
         if {row[0] for row in found} - {"r", "p"}:
             raise RowsRefused(f"{self.named(table)} is a view or a foreign table")
         if any(row[1] for row in found):
@@ -350,22 +355,21 @@ class PostgresDialect(ServerDialect, TaskTables):
             self._copy(self.named(table.name), table.columns, schema, batches, numbered=False)
             return
         stage = self._make_stage(table, schema.names)
-        self.run(f"DELETE FROM {stage}")  # rows that this transaction has already inserted from it
         self._copy(stage, table.columns, schema, batches, numbered=True)
         self._insert_from(stage, table, schema.names)
 
     def delete(self, table: Table, keys: pa.RecordBatch) -> None:
         """COPY the keys into a temporary table of their own."""
         stage = self._make_stage(table, keys.schema.names)
-        self.run(f"DELETE FROM {stage}")
         self._copy(stage, table.columns, keys.schema, [keys], numbered=True)
         statement = f"DELETE FROM {self.named(table.name)} USING {stage} WHERE {self.matching(table, stage)}"
         self.run(statement)
 
     def _make_stage(self, table: Table, names: Sequence[str]) -> str:
+        """An empty one: this transaction may have inserted rows from it already."""
         place = self.named(table.name)
         stage = quoted(f"fencepost_{zlib.crc32(repr((table.sink, place, names)).encode()):08x}")
-        self.run(bulk.temporary_statement(stage, place, names))
+        self.run(f"{bulk.temporary_statement(stage, place, names)}; DELETE FROM {stage}")
         return stage
 
     def _copy(
@@ -403,13 +407,12 @@ class PostgresDialect(ServerDialect, TaskTables):
             self.run(everything)
             return
         # In most epochs, and always in update mode, each key appears once; selecting the last ones takes twice as long.
-        self.run("SAVEPOINT fencepost_rows")
+        release = "RELEASE fencepost_rows"
         try:
-            self.run(everything)
+            self.run(f"SAVEPOINT fencepost_rows; {everything}; {release}")
         except KeyTwice:
-            self.run("ROLLBACK TO fencepost_rows")
-            self.run(self.insert_statement(table, names, bulk.select_last(stage, names, table.key)))
-        self.run("RELEASE fencepost_rows")
+            last = self.insert_statement(table, names, bulk.select_last(stage, names, table.key))
+            self.run(f"ROLLBACK TO fencepost_rows; {last}; {release}")
 
     # Tables that tasks fill.
 

@@ -214,6 +214,10 @@ class Dialect(ABC):
     def run(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
         """Run one statement and return its rows."""
 
+    def run_each_epoch(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
+        """The same for a statement that runs again and again, which a server may prepare."""
+        return self.run(statement, values)
+
     @property
     def _now(self) -> Any:
         assert self._connection is not None, "begin() comes first"
@@ -227,7 +231,7 @@ class Dialect(ABC):
 
     def mark(self, job: str, sink: str) -> Mark | None:
         """Read the epoch row inside the transaction, and lock it if we are going to write."""
-        rows = self.run(
+        rows = self.run_each_epoch(
             f"SELECT {', '.join(MARK_COLUMNS)} FROM {self.bound(self.epochs)}"
             f" WHERE job = {self.parameter} AND sink = {self.parameter}{' FOR UPDATE' if self.locks else ''}",
             (job, sink),
