@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, Final, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 import pyarrow as pa
@@ -53,6 +53,9 @@ __all__ = [
     "Instant",
     "Kept",
     "Keyed",
+    "Letter",
+    "Letters",
+    "LettersWanted",
     "OperatorNeeded",
     "Outcome",
     "OutputMode",
@@ -416,6 +419,13 @@ class Session(ABC):
         """
         return Instant(why="this sink has no way to tell how its target was")
 
+    def letters(self, wanted: LettersWanted) -> Letters | None:
+        """Some of the dead letters that the target holds; None if they cannot be read here. For `fencepost ui FILE`.
+
+        Called like `examine`, without `preflight` and `open`, and under the same rules; give up after `LETTERS_S`.
+        """
+        return None
+
     def close(self) -> None:
         """Close connections. Must not raise."""
 
@@ -556,6 +566,50 @@ class Instant:
     def unheard(cls, why: str) -> Instant:
         """The target did not answer."""
         return cls(why=why, heard=False)
+
+
+# --- dead letters, as a page asks a target for them: never the record
+
+
+LETTERS_S: Final = 2.0
+"""The longest that reading a page of dead letters may keep a target busy."""
+LETTERS_SAMPLED: Final = 1_000
+"""Letters that are read to say which sources and errors there are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LettersWanted:
+    """Which dead letters."""
+
+    source: str | None = None
+    position: str = ""
+    """How it begins."""
+    error: tuple[str, str] | None = None
+    """How it begins, and how it ends."""
+    skip: int = 0
+    most: int = 50
+
+
+class Letter(NamedTuple):
+    """Where a record was read, and why it is bad. The error may quote the record: `admin.letters` takes that out."""
+
+    source: str | None
+    position: str | None
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Letters:
+    """What a target answers."""
+
+    found: tuple[Letter, ...] = ()
+    """By source, position and error; one more than wanted if there are more."""
+    sample: tuple[Letter, ...] = ()
+    """Some of all letters, whichever the target reads first; without positions."""
+    heard: bool = True
+    """Did the target answer?"""
+    why: str = ""
+    """If it did not, or holds no letters yet."""
 
 
 # --- datasets: how OpenLineage names what a job reads and writes, so that jobs that share a table are seen to

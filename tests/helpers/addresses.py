@@ -14,8 +14,17 @@ from fencepost.ui import api
 from fencepost.ui.application import Explained, application
 from fencepost.ui.shelf import Shelf
 
-PAGES = ("", "/epochs", "/epochs/1", "/sinks", "/starts", "/state", "/guarantee")
-CALLS = ("", "/checkpoints", "/checkpoints/details/1", "/exceptions", "/sinks", "/guarantee", "/savepoints")
+PAGES = ("", "/epochs", "/epochs/1", "/sinks", "/dead-letters", "/starts", "/state", "/guarantee")
+CALLS = (
+    "",
+    "/checkpoints",
+    "/checkpoints/details/1",
+    "/exceptions",
+    "/sinks",
+    "/dead-letters",
+    "/guarantee",
+    "/savepoints",
+)
 WHOLE = ("/", "/explain", "/explain/fenced", "/api/v1/jobs", "/api/v1/errors", "/api/v1/openapi.json")
 
 

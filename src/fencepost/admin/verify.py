@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import enum
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain, pairwise
 from typing import Literal
 
 from fencepost.admin.doctor import BY_ITSELF, diagnose
@@ -144,6 +145,47 @@ def compare(
     return _look(checkpoint, sinks, epochs, tell).said_twice(first)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What one sink says about the epochs that went to it."""
+
+    heard: bool
+    newest: int | None
+    """The newest epoch that the target itself shows; None if it shows none of those that it was asked about."""
+    why: str
+    """If it did not answer, or cannot tell."""
+    findings: tuple[Finding, ...]
+
+
+FEW = 3
+"""Epochs that a sink is asked about to learn its newest one."""
+
+
+def ask_one(root: Place, name: str, sink: Sink, again: Callable[[], State]) -> Answer:
+    """Ask a single sink, for whoever does it again and again: neither the whole ledger nor Spark's files are read.
+
+    `again` reads the ledger's newest records.
+    """
+    state = again()
+    mine = [one for one in state.decisions if any(handle.sink == name for handle in one[1].handles)][-FEW:]
+    facts = _facts(root, state, mine)
+    _read_log(root, state, facts)
+    if facts and facts[-1].is_open:
+        facts[-1].is_committed = journal.is_committed(journal.read(root), facts[-1].epoch)
+    answers = _ask(root, state, facts, {name: sink}, nobody)
+    answer = answers[name]
+    later = again() if answer.strays else state
+    # A mark is the newest epoch, also if it was decided while we asked, or so long ago that it is not retained.
+    strays = [one.epoch for one in answer.strays if one.epoch is not None and _is_decided(one, name, later, root)]
+    held = [epoch for epoch, holding in answer.holdings.items() if holding is Holding.HELD]
+    return Answer(
+        heard=answer.heard,
+        newest=max([*strays, *held], default=None),
+        why=answer.why,
+        findings=tuple(_of_the_targets(root, state, facts, answers, lambda: later)),
+    )
+
+
 def _look(checkpoint: Place, sinks: Mapping[str, Sink] | None, epochs: int | None, tell: Tell) -> Verified:
     root = checkpoint.absolute()
     complete = SparkLog(store_at(root)).names("commits")  # before the ledger: a completed epoch was decided earlier
@@ -151,7 +193,7 @@ def _look(checkpoint: Place, sinks: Mapping[str, Sink] | None, epochs: int | Non
         state = read(root)
     except CheckpointRefused as error:
         return _damaged(root, error, tell)
-    epoch_facts = _facts(root, state, epochs)
+    epoch_facts = _facts(root, state, _newest(state, epochs))
     if epoch_facts and epoch_facts[-1].is_open:
         epoch_facts[-1].is_committed = journal.is_committed(journal.read(root), epoch_facts[-1].epoch)
     tell("Comparing the ledger with Spark's log", 0, 0)
@@ -160,7 +202,7 @@ def _look(checkpoint: Place, sinks: Mapping[str, Sink] | None, epochs: int | Non
     answers = _ask(root, state, epoch_facts, sinks or {}, tell) if decides else {}
     lives = any(beat.lives and beat.writer == state.writer for beat in heartbeat.beats(str(root)))
     findings = [
-        *_of_the_targets(root, state, epoch_facts, answers),
+        *_of_the_targets(root, state, epoch_facts, answers, partial(_after, root, state)),
         *_of_the_log(state, epoch_facts, complete),
         *_of_the_files(root, state, tell),
         *_of_the_open_one(state, epoch_facts, lives=lives),
@@ -214,20 +256,29 @@ class _Facts:
         )
 
 
-def _facts(root: Place, state: State, epochs: int | None) -> list[_Facts]:
+Decisions = Sequence[tuple[Number, Decision]]
+
+
+def _newest(state: State, epochs: int | None) -> Decisions:
+    return state.decisions if epochs is None else state.decisions[-epochs:]
+
+
+def _facts(root: Place, state: State, wanted: Decisions) -> list[_Facts]:
     opened = state.open.number if state.open else None
     found = []
-    for number, decision, handles in decided(root, state, epochs):
+    for number, decision, handles in decided(root, state, wanted):
         facts = _Facts(number, decision, handles, number == opened, targets_of(state, decision))
         facts.sinks = {one.sink: "not asked" for one in handles}
         found.append(facts)
     return found
 
 
-def decided(root: Place, state: State, epochs: int | None = None) -> list[tuple[Number, Decision, tuple[Handle, ...]]]:
-    """The newest decisions (None: all that are retained), with their handles, or those that replaced lost ones."""
-    wanted = state.decisions if epochs is None else state.decisions[-epochs:]
-    redone = _redone(root, state)
+def decided(
+    root: Place, state: State, wanted: Decisions | None = None
+) -> list[tuple[Number, Decision, tuple[Handle, ...]]]:
+    """Decisions (None: all that are retained), with their handles, or those that replaced lost ones."""
+    wanted = state.decisions if wanted is None else wanted
+    redone = _redone(root, state, wanted)
     found = []
     for number, decision in wanted:
         handles = state.open.handles if state.open and number == state.open.number else decision.handles
@@ -242,11 +293,13 @@ def targets_of(state: State, decision: Decision) -> Mapping[str, SinkRecord]:
     return state.lineage.sinks if decision.sinks is None else decision.sinks
 
 
-def _redone(root: Place, state: State) -> dict[int, list[Redo]]:
-    """Redo records by decision. The state only has the final ones of the open decision."""
+def _redone(root: Place, state: State, wanted: Decisions) -> dict[int, list[Redo]]:
+    """Redo records by decision, which stand before the next one. The state only has the final ones of the open one."""
     found: dict[int, list[Redo]] = {}
     store = store_at(root)
-    names = [record_name(state.lineage_id, number) for number in range(state.oldest, state.last + 1)]
+    ends = dict(pairwise([*(number for number, _ in state.decisions), state.last + 1]))
+    between = chain.from_iterable(range(number + 1, ends[number]) for number, _ in wanted)
+    names = [record_name(state.lineage_id, number) for number in between]
     store.expect(names)
     for name in names:
         data = store.read(name) or b""
@@ -327,10 +380,10 @@ def _damaged(root: Place, error: CheckpointRefused, tell: Tell) -> Verified:
 
 
 def _of_the_targets(
-    root: Place, state: State, epochs: list[_Facts], answers: Mapping[str, Examined]
+    root: Place, state: State, epochs: list[_Facts], answers: Mapping[str, Examined], again: Callable[[], State]
 ) -> Iterator[Finding]:
     """The worst first: rows that no decision names."""
-    later = _after(root, state) if any(answer.strays for answer in answers.values()) else state
+    later = again() if any(answer.strays for answer in answers.values()) else state
     for name, answer in answers.items():
         for stray in (one for one in answer.strays if not _is_decided(one, name, later, root)):
             what = f"sink {name} holds {stray.text}, but no decision names it: ledger records were lost, or the "
@@ -381,7 +434,7 @@ def _is_decided(stray: Stray, sink: str, state: State, root: Place) -> bool:
     oldest = state.decisions[0][1].epoch if state.decisions else None
     if stray.epoch is not None and oldest is not None and stray.epoch < oldest:
         return True
-    for facts in _facts(root, state, None):
+    for facts in _facts(root, state, state.decisions):
         mine = facts.of(sink)
         if stray.names & {ids_of(mine), *(one.id for one in mine), " ".join(one.id for one in mine)}:
             return True

@@ -17,15 +17,20 @@ from fencepost.admin.doctor import diagnose
 from fencepost.admin.verify import compare
 from fencepost.cli import doctor, savepoint, stop, verify
 from fencepost.cli.codes import load
-from fencepost.cli.lookup import JOB, told
+from fencepost.cli.frame import quiet
+from fencepost.cli.lookup import JOB, find, told
 from fencepost.cli.status import lines_of as lines_of_health
-from fencepost.errors import UNCHANGED, BadConfig, Exit, require
+from fencepost.errors import UNCHANGED, BadConfig, CheckpointRefused, Exit, Where, require
+from fencepost.observe import registry
+from fencepost.observe.archive import JobArchive
 from fencepost.observe.commands import Wish
 from fencepost.observe.terminal import Tell
-from fencepost.store import Place
+from fencepost.store import Place, place
 
 if TYPE_CHECKING:
+    from fencepost.job import Job
     from fencepost.ui.actions import Deed
+    from fencepost.ui.targets import Targets
 
 PATIENCE = "60s"
 """How long a page waits for a job to end; the request stands, also after that."""
@@ -33,7 +38,7 @@ Say = Callable[[str], object]
 
 
 @click.command()
-@click.argument("checkpoints", metavar="[JOB]...", type=JOB, nargs=-1)
+@click.argument("named", metavar="[JOB]...", shell_complete=JOB.shell_complete, nargs=-1)
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
@@ -50,12 +55,16 @@ Say = Callable[[str], object]
     type=click.Path(path_type=Path),
     help="The token, in a file that only you can read; without it one is made and printed.",
 )
-def ui(checkpoints: Sequence[Place], port: int, is_opened: bool, has_actions: bool, token_file: Path | None) -> None:
+def ui(named: Sequence[str], port: int, is_opened: bool, has_actions: bool, token_file: Path | None) -> None:
     """Show jobs in a browser: epochs, sinks, starts, failures, state; running, stopped or dead.
 
     Shown are the jobs that were started on this machine, and every JOB that is named: a file, a name or a checkpoint
     (a folder, or its URL). Only this machine can open the pages (through `ssh -L 9180:127.0.0.1:9180 HOST` yours can
-    too). Only files are read: nothing is changed, no sink is asked, and no row is shown. Ctrl-C ends it.
+    too). Nothing is changed, and no row is shown. Ctrl-C ends it.
+
+    Without a FILE only checkpoints are read. A FILE is run without arguments to find its jobs and their sinks, for
+    which Spark is started and ended again; then the pages ask these sinks what they hold, and where dead letters were
+    read.
 
     With --actions whoever gives the token that is printed can stop or cancel a job, make a savepoint, and run verify
     (without its sinks) and doctor; the job's journal notes who asked.
@@ -79,9 +88,10 @@ def ui(checkpoints: Sequence[Place], port: int, is_opened: bool, has_actions: bo
             safe=UNCHANGED,
             next="Add --actions, or leave --token-file out.",
         )
+    shown = jobs_named(named)
     token = actions.new_token() if token_file is None else actions.token_of(token_file)
     desk = actions.Desk(deeds(), token) if has_actions else None
-    shelf = Shelf(checkpoints)
+    shelf = Shelf(shown[0], targets=shown[1])
     app = application(shelf, codes, api.routes(shelf, codes), desk)
     with listener.listen(port) as opened:
         address = f"http://{listener.LOOPBACK}:{opened.getsockname()[1]}/"
@@ -93,6 +103,69 @@ def ui(checkpoints: Sequence[Place], port: int, is_opened: bool, has_actions: bo
             webbrowser.open(address)
         with suppress(KeyboardInterrupt):  # how it is meant to end
             listener.serve(app, opened)
+
+
+def jobs_named(named: Sequence[str]) -> tuple[list[Place], dict[str, Targets]]:
+    """The checkpoints that are meant; and by key, the sinks of the jobs whose files are."""
+    from fencepost.ui.targets import Targets  # noqa: PLC0415 - as below
+
+    places: list[Place] = []
+    targets: dict[str, Targets] = {}
+    for text in named:
+        if not Path(text).is_file():
+            places.append(find(text))
+            continue
+        for job in _jobs_in(Path(text)):
+            where = place(job.checkpoint)
+            _check_is_its_own(job.name, where, text)
+            places.append(where)
+            targets[registry.key_of(where)] = Targets(job._sinks, job._dead)
+    return places, targets
+
+
+def _jobs_in(file: Path) -> list[Job]:
+    """The file is run for them. Spark is ended: no sink needs it to be asked, and the pages may be open for weeks."""
+    from fencepost.cli.check import jobs_of  # noqa: PLC0415 - Spark is wanted by nothing else here
+
+    with quiet():
+        jobs = jobs_of(file)
+        from pyspark import SparkContext  # noqa: PLC0415 - as above
+        from pyspark.sql import SparkSession  # noqa: PLC0415 - as above
+
+        if (session := SparkSession.getActiveSession()) is not None:
+            session.stop()
+        if (gateway := SparkContext._gateway) is not None and (process := getattr(gateway, "proc", None)) is not None:
+            gateway.shutdown()
+            process.stdin.close()  # which ends it
+            process.wait()
+            SparkContext._gateway = SparkContext._jvm = None
+    return jobs
+
+
+def _check_is_its_own(job: str, where: Place, file: str) -> None:
+    """Refuse a checkpoint that another job has, or that no job has begun: its sinks would be asked in vain."""
+    try:
+        with told(where):
+            owner = JobArchive(where).ledger().lineage.job
+    except CheckpointRefused as error:
+        if error.code != "no_ledger":
+            return  # damaged: its page says so
+        raise BadConfig(
+            "not_started",
+            f"Job {job!r} has this checkpoint in {file}, and no job was ever started on it.",
+            where=Where(job=job, path=str(where)),
+            safe=UNCHANGED,
+            next="Start the job once. If it runs on another checkpoint, set that one in FILE, or name the checkpoint "
+            "in place of FILE: then its sinks are not asked.",
+        ) from error
+    if owner != job:
+        raise BadConfig(
+            "another_job",
+            f"Job {job!r} has this checkpoint in {file}, but the checkpoint belongs to job {owner!r}.",
+            where=Where(job=job, path=str(where)),
+            safe=UNCHANGED,
+            next=f"Name the file of job {owner!r}, or the checkpoint in place of FILE: then its sinks are not asked.",
+        )
 
 
 def deeds() -> list[Deed]:

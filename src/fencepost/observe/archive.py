@@ -332,6 +332,11 @@ class JobArchive:
         with self._change:
             return self._follower.events()
 
+    def ledger(self) -> State:
+        """The ledger's state, by its newest records."""
+        with self._change:
+            return self._state(self._kept())
+
     def plan(self) -> tuple[State, list[BranchNote]]:
         """The ledger's state, and the branches of the job as its newest start noted them."""
         with self._change:

@@ -2,7 +2,8 @@
 
     /jobs                             /jobs/KEY                         /jobs/KEY/checkpoints
     /jobs/KEY/checkpoints/details/N   /jobs/KEY/exceptions              /jobs/KEY/sinks
-    /jobs/KEY/guarantee               /jobs/KEY/savepoints              /errors, /errors/CODE
+    /jobs/KEY/dead-letters            /jobs/KEY/guarantee               /jobs/KEY/savepoints
+    /errors, /errors/CODE
 
 What Flink calls a checkpoint is an epoch here: `id`, `status` and `end_to_end_duration` mean the same.
 """
@@ -19,6 +20,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from fencepost.admin.letters import LetterPage
 from fencepost.errors import UNCHANGED, BadConfig
 from fencepost.observe import wording
 from fencepost.observe.archive import Spread
@@ -27,8 +29,17 @@ from fencepost.observe.history import Epoch
 from fencepost.protocol.format import VERSION
 from fencepost.store import savepoints
 from fencepost.store.retry import at_most
-from fencepost.ui.application import STANDINGS, Codes, number_of, plain_error, wanted_of
+from fencepost.ui.application import (
+    STANDINGS,
+    Codes,
+    dead_letters_of,
+    looks_of,
+    number_of,
+    plain_error,
+    wanted_of,
+)
 from fencepost.ui.shelf import PATIENCE_S, Glance, Shelf, ShownJob
+from fencepost.ui.targets import Look
 
 BASE: Final = "/api/v1"
 STATUS: Final = {
@@ -52,6 +63,7 @@ def routes(shelf: Shelf, codes: Codes) -> list[Route]:
         Route(f"{BASE}/jobs/{{key}}/checkpoints/details/{{epoch}}", api.epoch),
         Route(f"{BASE}/jobs/{{key}}/exceptions", api.exceptions),
         Route(f"{BASE}/jobs/{{key}}/sinks", api.sinks),
+        Route(f"{BASE}/jobs/{{key}}/dead-letters", api.dead_letters),
         Route(f"{BASE}/jobs/{{key}}/guarantee", api.guarantee),
         Route(f"{BASE}/jobs/{{key}}/savepoints", api.savepoints),
         Route(f"{BASE}/errors", api.errors),
@@ -127,9 +139,36 @@ class Api:
             found = job.known().summary
             sinks = () if found is None else found.sinks
             sources = () if found is None else found.sources
+            looks = looks_of(job)
             return {
-                "sinks": [{**asdict(one), "meets": one.meets} for one in sinks],
+                "sinks": [
+                    {**asdict(one), "meets": one.meets, "mark": _plain_look(looks.get(one.name))} for one in sinks
+                ],
                 "sources": [{**asdict(one), "meets": one.meets} for one in sources],
+            }
+
+        return await _answer(read)
+
+    async def dead_letters(self, request: Request) -> Response:
+        """Where bad records were read, and why they are bad; never a record."""
+        job = self._job(request)
+
+        def read() -> dict[str, Any]:
+            found = dead_letters_of(job, request.query_params)
+            page = found.page or LetterPage(readable=False)
+            return {
+                "asked": found.has_file,
+                "sinks": found.sinks,
+                "sink": found.sink,
+                "letters": [letter._asdict() for letter in page.found],
+                "more": page.more,
+                "sources": page.sources,
+                "errors": page.errors,
+                "counted": page.counted,
+                "counted_all": page.is_all,
+                "readable": page.readable,
+                "heard": page.heard,
+                "why": page.why,
             }
 
         return await _answer(read)
@@ -210,6 +249,22 @@ def _plain_job(glance: Glance) -> dict[str, Any]:
     return {**told, **head, "problem": problem}
 
 
+def _plain_look(look: Look | None) -> dict[str, Any] | None:
+    """None for a sink that was not asked."""
+    if look is None:
+        return None
+    answer = look.answer
+    found = () if answer is None else answer.findings
+    return {
+        "epoch": None if answer is None else answer.newest,
+        "at": look.at if answer is not None else None,
+        "why": "" if answer is None else answer.why,
+        "silent_since": look.since,
+        "silent_because": look.why,
+        "findings": [{"code": one.code, "what": one.what, "next": one.next} for one in found],
+    }
+
+
 def _plain_epoch(one: Epoch) -> dict[str, Any]:
     took = None if one.seconds is None else round(one.seconds * 1000)
     return {
@@ -260,6 +315,14 @@ def openapi() -> dict[str, Any]:
         _parameter("from", "query", "integer", "Percentiles from this epoch on."),
         _parameter("to", "query", "integer", "Percentiles up to this epoch."),
     ]
+    letters = [
+        _parameter("sink", "query", "string", "Of this sink: one of `sinks` of the answer."),
+        _parameter("source", "query", "string", "Only those of this source."),
+        _parameter("position", "query", "string", "Only those whose position begins like this."),
+        _parameter("error", "query", "string", "Only those with this error, as it is in an answer."),
+        _parameter("skip", "query", "integer", "Leave out so many, at most 10,000."),
+        _parameter("count", "query", "integer", "How many, at most 200."),
+    ]
     code = _parameter("code", "path", "string", "An error code.")
     paths = {
         "/jobs": _get("Every job of this machine, and those that were named.", []),
@@ -267,7 +330,16 @@ def openapi() -> dict[str, Any]:
         "/jobs/{key}/checkpoints": _get("Its epochs, newest first, a page at a time.", [key, *page]),
         "/jobs/{key}/checkpoints/details/{epoch}": _get("All that is known about one epoch.", [key, number]),
         "/jobs/{key}/exceptions": _get("Starts, ends and failures, newest first.", [key]),
-        "/jobs/{key}/sinks": _get("What is read, decided, and in each sink.", [key]),
+        "/jobs/{key}/sinks": _get(
+            "What is read, decided, and in each sink. `mark` is what the sink itself says, if the job's FILE was "
+            "named; its times are seconds since 1970.",
+            [key],
+        ),
+        "/jobs/{key}/dead-letters": _get(
+            "Where bad records were read and why they are bad, without the records; empty unless the job's FILE was "
+            "named (`asked`).",
+            [key, *letters],
+        ),
         "/jobs/{key}/guarantee": _get("The chain from source to sink.", [key]),
         "/jobs/{key}/savepoints": _get("Savepoints beside the checkpoint.", [key]),
         "/errors": _get("Every error code.", []),
@@ -278,7 +350,8 @@ def openapi() -> dict[str, Any]:
         "info": {
             "title": "fencepost",
             "version": VERSION,
-            "description": "Jobs, epochs and sinks, read from checkpoints. Nothing can be changed. "
+            "description": "Jobs, epochs and sinks, read from checkpoints, and from the sinks of jobs whose FILE was "
+            "named. Nothing can be changed. "
             "Times that end in _timestamp are milliseconds since 1970, durations are milliseconds, "
             "names that end in _s are seconds.",
         },

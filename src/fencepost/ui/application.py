@@ -1,7 +1,8 @@
 """The pages: rendered here, whole, from what a checkpoint holds; a small script only replaces what moves.
 
     /                      jobs                  /explain, /explain/CODE
-    /jobs/KEY              one job               /jobs/KEY/epochs, …/epochs/N, …/sinks, …/starts, …/state, …/guarantee
+    /jobs/KEY              one job               /jobs/KEY/epochs, …/epochs/N, …/sinks, …/dead-letters, …/starts,
+                           …/state, …/guarantee
     /live, /jobs/KEY/live  what moves, as server-sent events
     /api/v1/…              the same as JSON      /metrics
 
@@ -34,6 +35,8 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fencepost.admin import state as states
+from fencepost.admin.letters import OTHER, LetterPage, of_error
+from fencepost.contract import LettersWanted
 from fencepost.errors import UNCHANGED, BadConfig, FencepostError, Retryable, require
 from fencepost.observe import wording
 from fencepost.observe.archive import Wanted
@@ -45,6 +48,7 @@ from fencepost.store import savepoints
 from fencepost.store.retry import at_most
 from fencepost.ui.actions import ActionPages, Desk
 from fencepost.ui.shelf import PATIENCE_S, Glance, Shelf, ShownJob
+from fencepost.ui.targets import Look
 
 if TYPE_CHECKING:
     from fencepost.observe.metrics import Metrics
@@ -69,6 +73,10 @@ QUIET_S: Final = 15.0
 """After this long without news, a stream says that it is there."""
 STREAMS: Final = 100
 """Pages that are told what moves, at the same time; a further one is asked to come back."""
+DEEPEST: Final = 10_000
+"""Dead letters that a page may skip: the target has to sort them each time."""
+LONGEST: Final = 500
+"""Characters of a text in a query."""
 STANDINGS: Final = ("complete", "decided", "claimed", "begun", "failed")
 
 
@@ -99,6 +107,7 @@ def application(shelf: Shelf, codes: Codes, more: Sequence[Route] = (), desk: De
         Route("/jobs/{key}/epochs", pages.epochs),
         Route("/jobs/{key}/epochs/{epoch}", pages.epoch),
         Route("/jobs/{key}/sinks", pages.sinks),
+        Route("/jobs/{key}/dead-letters", pages.dead_letters),
         Route("/jobs/{key}/starts", pages.starts),
         Route("/jobs/{key}/state", pages.state),
         Route("/jobs/{key}/guarantee", pages.guarantee),
@@ -185,7 +194,7 @@ class Pages:
         self._shelf = shelf
         self._codes = codes
         self._templates = templates()
-        self._templates.globals["has_actions"] = has_actions
+        self._templates.globals.update(has_actions=has_actions, asks_sinks=shelf.asks_sinks)
         self._streams = 0
         self._metrics: Metrics | None = None
         self.is_ending: Callable[[], bool] = lambda: False
@@ -269,7 +278,29 @@ class Pages:
     async def sinks(self, request: Request) -> Response:
         """Mark against ledger."""
         job = self._job(request)
-        return self._page("sinks.html", tab="sinks", job=await run_in_threadpool(job.known))
+
+        def read() -> dict[str, Any]:
+            with at_most(PATIENCE_S):
+                return {"job": job.known(), "looks": looks_of(job), "has_file": job.targets is not None}
+
+        return self._page("sinks.html", tab="sinks", **await run_in_threadpool(read))
+
+    async def dead_letters(self, request: Request) -> Response:
+        """Where bad records were read and why they are bad, a page at a time; never a record."""
+        job = self._job(request)
+        asked = request.query_params
+
+        def read() -> dict[str, Any]:
+            with at_most(PATIENCE_S):
+                return {"job": job.known(), "letters": dead_letters_of(job, asked)}
+
+        found = await run_in_threadpool(read)
+        letters = found["letters"]
+        kept = {name: value for name, value in asked.items() if name != "skip" and value}
+        more = letters.page is not None and letters.page.more
+        older = "?" + urlencode({**kept, "skip": letters.skip + letters.count}) if more else None
+        first = "?" + urlencode(kept) if letters.skip else None
+        return self._page("letters.html", tab="letters", older=older, first=first, OTHER=OTHER, **found)
 
     async def starts(self, request: Request) -> Response:
         """Starts, ends and failures."""
@@ -462,6 +493,56 @@ def wanted_of(asked: Mapping[str, str]) -> Wanted:
         sink=asked.get("sink") or None,
         trouble=asked.get("trouble") in {"1", "on", "true"},
     )
+
+
+def looks_of(job: ShownJob) -> dict[str, Look]:
+    """What each sink says of itself, if it can be asked: without decisions there is nothing to compare it with."""
+    found = job.known().summary
+    if job.targets is None or found is None or found.health.guarantee != "exactly_once" or found.health.damage:
+        return {}
+    return job.targets.looks(job.archive.root, job.archive.ledger)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetters:
+    """A page of dead letters, and what was asked for."""
+
+    has_file: bool
+    sinks: tuple[str, ...] = ()
+    """Those that get dead letters."""
+    sink: str | None = None
+    """The one that was read."""
+    source: str = ""
+    position: str = ""
+    error: str = ""
+    skip: int = 0
+    count: int = 0
+    page: LetterPage | None = None
+
+
+def dead_letters_of(job: ShownJob, asked: Mapping[str, str]) -> DeadLetters:
+    """Read what is asked for; `BadConfig` for what is not valid."""
+    given = {name: _text(asked, name) for name in ("source", "position", "error")}
+    skip, count = number_of(asked, "skip") or 0, min(number_of(asked, "count") or 50, 200)
+    wanted = LettersWanted(source=given["source"] or None, position=given["position"], skip=skip, most=count)
+    wanted = of_error(wanted, given["error"])
+    if skip > DEEPEST:
+        raise _bad("skip", f"at most {DEEPEST}, and narrow down the source, the position or the error")
+    if job.targets is None or not job.targets.dead:
+        return DeadLetters(has_file=job.targets is not None)
+    sinks = job.targets.dead
+    sink = asked.get("sink") or sinks[0]
+    if sink not in sinks:
+        raise _bad("sink", "a sink that gets dead letters")
+    page = job.targets.letters(sink, job.known().name, wanted)
+    return DeadLetters(has_file=True, sinks=sinks, sink=sink, skip=skip, count=count, page=page, **given)
+
+
+def _text(asked: Mapping[str, str], name: str) -> str:
+    text = asked.get(name) or ""
+    if len(text) > LONGEST or not text.isprintable():
+        raise _bad(name, f"at most {LONGEST} printable characters")
+    return text
 
 
 def number_of(asked: Mapping[str, str], name: str) -> int | None:

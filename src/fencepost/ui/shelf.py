@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -21,6 +21,7 @@ from fencepost.observe.archive import JobArchive, Summary
 from fencepost.store import Place, RemotePath, place
 from fencepost.store.refusal import unreadable
 from fencepost.store.retry import Aside, at_most
+from fencepost.ui.targets import Targets
 
 PATIENCE_S: Final = 3.0
 """For a remote store: somebody is looking at an empty page."""
@@ -51,8 +52,10 @@ class Glance:
 class ShownJob:
     """One job: its archive, and what was last known."""
 
-    def __init__(self, key: str, name: str, where: Place) -> None:
+    def __init__(self, key: str, name: str, where: Place, targets: Targets | None = None) -> None:
         self.key = key
+        self.targets = targets
+        """Its sinks, if its file was named."""
         self.archive = JobArchive(where)
         self._change = threading.Lock()
         self._last = Glance(key=key, name=name, checkpoint=str(self.archive.root))
@@ -135,11 +138,20 @@ def _slow(last: Glance) -> Retryable:
 class Shelf:
     """All of them, by key. A key is made of hexadecimal digits: no name and no path is ever part of an address."""
 
-    def __init__(self, named: Sequence[Place] = (), *, registered: bool = True) -> None:
+    def __init__(
+        self, named: Sequence[Place] = (), *, registered: bool = True, targets: Mapping[str, Targets] | None = None
+    ) -> None:
         self._named = [place(one) for one in named]
+        self._targets = targets or {}
+        """By key, of the jobs whose files were named."""
         self._registered = registered
         self._change = threading.Lock()
         self._jobs: dict[str, ShownJob] = {}
+
+    @property
+    def asks_sinks(self) -> bool:
+        """Was the file of any job named?"""
+        return bool(self._targets)
 
     def jobs(self) -> list[ShownJob]:
         """The named ones first, then those of this machine, the newest start first."""
@@ -151,7 +163,7 @@ class Shelf:
             found = {}
             for key, name, where in wanted:
                 if key not in found:
-                    found[key] = self._jobs.get(key) or ShownJob(key, name, where)
+                    found[key] = self._jobs.get(key) or ShownJob(key, name, where, self._targets.get(key))
             # One whose folder is gone stays, as long as somebody has it open: its page says so.
             self._jobs = {**self._jobs, **found}
             return list(found.values())

@@ -64,6 +64,7 @@ class DuckDBDialect(FileDialect):
     exact = "VARCHAR without COLLATE"
     integer = "BIGINT"
     _connection: duckdb.DuckDBPyConnection | None = None
+    _alarm: threading.Timer | None = None
     _writing: ClassVar[dict[Any, DuckDBDialect]] = {}
     """Who has a file open for writing, by path: DuckDB locks out other processes, but not other jobs in this one."""
     _change: ClassVar[Any] = threading.RLock()
@@ -85,6 +86,12 @@ class DuckDBDialect(FileDialect):
     def only_read(self) -> None:
         """Through a connection that cannot create the file or write to it."""
         self._open_transaction(PATIENT_S, only_read=True)
+
+    def hurry(self, seconds: float) -> None:
+        """Interrupted from another thread: DuckDB has no timeout, and its file is locked while we read."""
+        self._alarm = threading.Timer(seconds, self._now.interrupt)
+        self._alarm.daemon = True
+        self._alarm.start()
 
     def rehearse(self) -> None:
         """Read-only: opening the file for writing might change it."""
@@ -154,6 +161,8 @@ class DuckDBDialect(FileDialect):
     def drop(self) -> None:
         """Close, which rolls back an open transaction."""
         connection, self._connection = self._connection, None
+        if self._alarm is not None:
+            self._alarm.cancel()
         if connection is not None:
             with suppress(duckdb.Error):
                 connection.close()
@@ -271,7 +280,8 @@ def _explained(error: duckdb.Error) -> Exception:
     for kind, words in _REFUSED:
         if isinstance(error, kind):
             return BadValue(words) if words is _TYPE else RowsRefused(words)
-    return Silent(f"it failed ({type(error).__name__})")
+    is_late = isinstance(error, duckdb.InterruptException)
+    return Silent("the statement took too long" if is_late else f"it failed ({type(error).__name__})")
 
 
 _CHECK = "check constraint violation"

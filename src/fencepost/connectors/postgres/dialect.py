@@ -136,6 +136,9 @@ class PostgresDialect(ServerDialect, TaskTables):
         self._connection = connect(self._dsn, "fencepost verify")
         self._begin("REPEATABLE READ READ ONLY", IMPATIENT)
 
+    def hurry(self, seconds: float) -> None:
+        self.run(f"SET LOCAL statement_timeout = {round(seconds * 1000)}")
+
     def _begin(self, how: str, patience: str) -> None:
         """In our own session: a pooler in transaction mode may give us that of somebody else, without our settings."""
         ours = f"SELECT current_setting('{OURS}', true)"
@@ -220,10 +223,6 @@ class PostgresDialect(ServerDialect, TaskTables):
             log.warning("session %d of an older driver belongs to another role: waiting for it, up to %s", pid, IDLE)
 
     # The epoch row and the target's identity.
-
-    def bound(self, name: str) -> str:
-        """With placeholders, a literal percent sign is written twice."""
-        return name.replace("%", "%%")
 
     def set_mark(self, job: str, sink: str, mark: Mark) -> None:
         """Write the epoch row, which only moves forward.

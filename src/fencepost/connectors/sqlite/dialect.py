@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,24 @@ import pyarrow.compute as pc
 from pyarrow import types
 
 from fencepost.connectors.sqlite.columns import Column, affinity_of, declared, misfits
-from fencepost.connectors.table.database import BadValue, Broken, FileDialect, KeyNotUnique, RowsRefused, Silent, Table
-from fencepost.connectors.table.mark import Seen
+from fencepost.connectors.table.database import (
+    BadValue,
+    Broken,
+    FileDialect,
+    Found,
+    KeyNotUnique,
+    RowsRefused,
+    Silent,
+    Table,
+)
 from fencepost.connectors.table.values import as_column_type, bindable, is_bytes, is_text
 
 PATIENT = "PRAGMA busy_timeout = 5000"
 """How long a vote waits for the write lock: nothing is decided yet, and a failed vote costs a restart."""
 IMPATIENT = "PRAGMA busy_timeout = 200"
 """How long a commit waits for it: the protocol itself retries it, with backoff."""
+STEPS = 10_000
+"""Of SQLite's virtual machine, between two looks at the clock."""
 DIGITS = 15
 """Of a decimal that a double tells from every other."""
 _UNIQUE = (
@@ -95,14 +106,18 @@ class SQLiteDialect(FileDialect):
             with suppress(sqlite3.Error):
                 connection.close()
 
-    def seen(self, job: str, sink: str, table: str) -> Seen:
-        """Look again if somebody began to write while we read a file that nobody had open."""
+    def steadily(self, read: Callable[[], Found]) -> Found:
+        """Read again if somebody began to write while we read a file that nobody had open."""
         while True:
-            found = super().seen(job, sink, table)
+            found = read()
             if not self._unused or _is_unused(self.path):
                 return found
             self.drop()
             self.only_read()
+
+    def hurry(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        self._now.set_progress_handler(lambda: time.monotonic() > until, STEPS)
 
     def only_read(self) -> None:
         """Through a read-only connection.
@@ -352,5 +367,5 @@ _SILENT = {
     sqlite3.SQLITE_AUTH: "access was denied",
     sqlite3.SQLITE_NOMEM: "out of memory",
     sqlite3.SQLITE_PROTOCOL: "its lock protocol failed",
-    sqlite3.SQLITE_INTERRUPT: "it was interrupted",
+    sqlite3.SQLITE_INTERRUPT: "the statement took too long",
 }

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,7 +28,17 @@ from pyarrow import types
 
 from fencepost.connectors.table.mark import Mark, Seen
 from fencepost.connectors.table.values import as_column_type, is_text
-from fencepost.contract import Attempt, Owner, Session, check_can_write_file
+from fencepost.contract import (
+    LETTERS_S,
+    LETTERS_SAMPLED,
+    Attempt,
+    Letter,
+    Letters,
+    LettersWanted,
+    Owner,
+    Session,
+    check_can_write_file,
+)
 from fencepost.errors import FencepostError
 from fencepost.protocol.records import Epoch, WriterNumber
 
@@ -39,6 +50,8 @@ TARGET_TABLE = "fencepost_target"
 """id; a single row, the target's identity."""
 OLD = "fencepost_old"
 """A name for the row that is there, in statements that compare it with a new one."""
+Found = TypeVar("Found")
+
 PLACE = "fencepost_n"
 """An extra column in staged tables: the row's number, so that the last of several rows with the same key wins."""
 
@@ -271,19 +284,53 @@ class Dialect(ABC):
             raise Silent("a different database answers at this address than when the job started")
 
     def peek(self, job: str, sink: str, table: str) -> Seen:
-        """Look through a separate read-only connection, because this one may hold a vote. Creates nothing."""
-        apart = type(self)(*self.place)
+        """Look at the identity and the mark."""
+        return self.apart(lambda other: other.seen(job, sink, table))
+
+    def apart(self, read: Callable[[Self], Found]) -> Found:
+        """Read through a separate read-only connection, because this one may hold a vote. Creates nothing."""
+        other = type(self)(*self.place)
         try:
-            apart.only_read()
-            return apart.seen(job, sink, table)
+            other.only_read()
+            return other.steadily(lambda: read(other))
         finally:
-            apart.drop()
+            other.drop()
+
+    def steadily(self, read: Callable[[], Found]) -> Found:
+        """What was read, if it can be trusted."""
+        return read()
 
     def seen(self, job: str, sink: str, table: str) -> Seen:
         """The identity and the mark, if they exist, and whether the table does."""
         ids = self.ids() if self.has(self.targets) else []
         mark = self.mark(job, sink) if self.has(self.epochs) else None
         return Seen(ids[0] if len(ids) == 1 else "", mark, self.has(table))
+
+    def letters(self, table: str, wanted: LettersWanted) -> Letters:
+        """Dead letters, without their records: on a connection that only reads."""
+        self.hurry(LETTERS_S)
+        if not self.has(table):
+            return Letters(why=f"table {table!r} does not exist yet")
+        place, mark = self.bound(self.named(table)), self.parameter
+        source, position, error = map(self.quoted, Letter._fields)
+        conditions: list[tuple[str, str]] = []
+        if wanted.source is not None:
+            conditions.append((f"{source} = {mark}", wanted.source))
+        if wanted.position:
+            conditions.append((f"{position} LIKE {mark} ESCAPE '!'", f"{_plain(wanted.position)}%"))
+        if wanted.error is not None:
+            conditions.append((f"{error} LIKE {mark} ESCAPE '!'", "%".join(map(_plain, wanted.error))))
+        where = f" WHERE {' AND '.join(text for text, _ in conditions)}" if conditions else ""
+        found = self.run(
+            f"SELECT {source}, {position}, {error} FROM {place}{where} ORDER BY 1, 2, 3 LIMIT {mark} OFFSET {mark}",
+            (*(value for _, value in conditions), wanted.most + 1, wanted.skip),
+        )
+        sample = self.run(f"SELECT {source}, NULL, {error} FROM {place} LIMIT {mark}", (LETTERS_SAMPLED,))
+        return Letters(found=tuple(map(Letter._make, found)), sample=tuple(map(Letter._make, sample)))
+
+    @abstractmethod
+    def hurry(self, seconds: float) -> None:
+        """From now on fail with `Silent` a statement of a read-only connection that takes longer."""
 
     @abstractmethod
     def only_read(self) -> None:
@@ -478,6 +525,10 @@ class TaskTables(ABC):
 class ServerDialect(Dialect):
     """A database server: the connection outlives transactions, and may be lost between two of them."""
 
+    def bound(self, name: str) -> str:
+        """With placeholders, a literal percent sign is written twice."""
+        return name.replace("%", "%%")
+
     def look(self) -> None:
         """A transaction that locks nothing."""
         self._open_transaction(patient=True, locks=False)
@@ -559,6 +610,11 @@ class FileDialect(Dialect):
 
     def has(self, table: str) -> bool:
         return bool(self.columns(table))
+
+
+def _plain(text: str) -> str:
+    """For a LIKE in which ! escapes: not a backslash, which some databases take for one in any text."""
+    return re.sub("[!%_]", r"!\g<0>", text)
 
 
 def column_of(table: Table, name: str) -> Any:

@@ -48,6 +48,8 @@ from fencepost.contract import (
     Asked,
     Examined,
     Instant,
+    Letters,
+    LettersWanted,
     OutputMode,
     Owner,
     Rehearsal,
@@ -298,6 +300,14 @@ class TableSession(Session, MarkChecks):
         except FencepostError as error:  # its mark is of a newer fencepost, or was changed
             return Instant.unheard(error.what)
         return instant_seen(seen, asked, epoch, self.settings.table)
+
+    def letters(self, wanted: LettersWanted) -> Letters:
+        """Through a separate connection, too, which gives up soon."""
+        try:
+            return self.database.apart(lambda other: other.letters(self.settings.table, wanted))
+        except (Silent, RowsRefused) as error:
+            what = "does not answer" if type(error) is Silent else "cannot be read"
+            return Letters(heard=False, why=f"it {what}: {error}")
 
     @alone
     def open(self, owner: Owner) -> None:

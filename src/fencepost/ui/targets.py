@@ -1,0 +1,139 @@
+"""The sinks of a job whose file was named: each is asked what it holds, and for its dead letters.
+
+    mark      every few seconds at most, in a thread of the sink's own; a page waits for it as for a silent store
+    letters   when a page asks, one request at a time; the last answers are kept for a few seconds
+
+Only reads, through connections that live as long as a question. A sink that does not answer holds up no other one: its
+page says since when, and what it last said.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Final
+
+from fencepost.admin import letters, verify
+from fencepost.admin.letters import LetterPage
+from fencepost.admin.verify import Answer
+from fencepost.contract import LettersWanted, Sink
+from fencepost.errors import FencepostError
+from fencepost.protocol.order import State
+from fencepost.store import Place
+from fencepost.store.retry import Aside
+
+EVERY_S: Final = 5.0
+"""A sink is left alone for as long, however many pages are open."""
+PATIENCE_S: Final = 3.0
+"""How long a page waits for sinks of which nothing is known."""
+SHORT_S: Final = 0.5
+"""The same if there is something that can be shown meanwhile."""
+KEPT: Final = 50
+"""Pages of dead letters that are remembered."""
+SLOW: Final = "it has not answered yet"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """What a sink last said about its newest epoch."""
+
+    answer: Answer | None = None
+    """None if it never answered."""
+    at: float = 0.0
+    """When that was."""
+    since: float | None = None
+    """Since when it does not answer; None if it does."""
+    why: str = ""
+    """Why it does not."""
+
+
+class Target:
+    """One sink."""
+
+    def __init__(self, name: str, sink: Sink) -> None:
+        self.name = name
+        self.sink = sink
+        self._change = threading.Lock()
+        self._turn = threading.Lock()
+        self._marks = Aside(f"mark-{name}", PATIENCE_S)
+        self._letters = Aside(f"letters-{name}", PATIENCE_S)
+        self._last = Look()
+        self._next = 0.0
+        self._asked = 0.0
+        """When the question began that is under way."""
+        self._look: Future[None] | None = None
+        self._pages: dict[LettersWanted, tuple[float, LetterPage]] = {}
+
+    def begin(self, root: Place, again: Callable[[], State]) -> None:
+        """Ask it for its mark, unless it was asked a moment ago; `look` has the answer."""
+        with self._change:
+            if time.monotonic() >= self._next and (self._look is None or self._look.done()):
+                self._asked = time.time()
+                self._look = self._marks.begin(lambda: self._ask(root, again))
+
+    def look(self) -> Look:
+        """What is known now; never raises, and never waits for long."""
+        look, last = self._look, self._last
+        if look is not None:
+            patience = SHORT_S if last.answer or last.since else PATIENCE_S
+            with suppress(TimeoutError):
+                look.result(max(0.0, self._asked + patience - time.time()))
+        last = self._last
+        if look is None or look.done() or (last.answer and time.time() - self._asked < PATIENCE_S):
+            return last
+        return replace(last, since=last.since or self._asked, why=last.why or SLOW)
+
+    def _ask(self, root: Place, again: Callable[[], State]) -> None:
+        try:
+            found = verify.ask_one(root, self.name, self.sink, again)
+            why = "" if found.heard else found.why
+        except (FencepostError, OSError):  # of the checkpoint: the head of the page says more
+            found, why = None, "the checkpoint cannot be read, with which it would be compared"
+        if found is not None and found.heard:
+            self._last = Look(answer=found, at=time.time())
+        else:
+            self._last = replace(self._last, since=self._last.since or self._asked, why=why)
+        self._next = time.monotonic() + EVERY_S
+
+    def letters(self, job: str, wanted: LettersWanted) -> LetterPage:
+        """A page of dead letters; never raises."""
+        until = time.monotonic() + PATIENCE_S
+        silent = LetterPage(heard=False, why=f"{SLOW}: load the page again")
+        if not self._turn.acquire(timeout=PATIENCE_S):
+            return silent
+        try:
+            at, known = self._pages.get(wanted, (0.0, None))
+            if known is not None and time.monotonic() - at < EVERY_S:
+                return known
+            left = max(0.0, until - time.monotonic())
+            found = self._letters.ask(lambda: letters.read(self.sink, job, wanted), left)
+            if found is None:
+                return silent
+            kept = list(self._pages.items())[-KEPT:]
+            self._pages = {**dict(kept), wanted: (time.monotonic(), found)}
+            return found
+        finally:
+            self._turn.release()
+
+
+class Targets:
+    """All sinks of one job."""
+
+    def __init__(self, sinks: Mapping[str, Sink], dead: frozenset[str]) -> None:
+        self._targets = {name: Target(name, sink) for name, sink in sinks.items()}
+        self.dead = tuple(sorted(dead))
+        """The sinks that get dead letters."""
+
+    def looks(self, root: Place, again: Callable[[], State]) -> dict[str, Look]:
+        """What each says about its newest epoch; they are asked side by side."""
+        for target in self._targets.values():
+            target.begin(root, again)
+        return {name: target.look() for name, target in self._targets.items()}
+
+    def letters(self, name: str, job: str, wanted: LettersWanted) -> LetterPage:
+        """A page of the dead letters of one."""
+        return self._targets[name].letters(job, wanted)
