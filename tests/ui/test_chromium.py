@@ -119,6 +119,15 @@ def pages(home: Path, jobs: Sequence[Place], *options: str, **environment: str) 
             process.kill()
 
 
+def with_file(folder: Path) -> Path:
+    """The file of a job that has run, and whose dead letters these pages can read."""
+    (folder / "in").mkdir(parents=True)
+    (folder / "in" / "1.txt").write_text("1\nx\n3\n")
+    file = Path(shutil.copy(TESTS / "ui" / "letters_job.py", folder / "orders.py"))
+    subprocess.run([sys.executable, str(file)], check=True, capture_output=True, timeout=300)
+    return file
+
+
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory, s3: S3) -> Iterator[Opened]:
     assert why_not() is None, why_not()
@@ -134,12 +143,14 @@ def opened(tmp_path_factory: pytest.TempPathFactory, s3: S3) -> Iterator[Opened]
     record = jobs["damaged"] / record_name(LINEAGE, 12)
     record.write_bytes(record.read_bytes()[:-5])
     PULSE.add(str(jobs["live"]), lambda: this_driver("stand-in", 1, 1))
+    file = with_file(folder / "named")
     with (
-        pages(folder / "home", list(jobs.values()), "--actions", **s3.environment) as (address, token),
+        pages(folder / "home", [*jobs.values(), file], "--actions", **s3.environment) as (address, token),
         Chromium(folder / "browser") as browser,
     ):
         try:
             keys = {name: registry.key_of(path) for name, path in jobs.items()}
+            keys["named"] = registry.key_of(file.parent / "checkpoint")
             yield Opened(address, token.rpartition(" ")[2], browser, keys)
         finally:
             PULSE.remove(str(jobs["live"]))

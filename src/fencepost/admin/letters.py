@@ -23,6 +23,15 @@ from fencepost.errors import UNCHANGED, BadConfig, FencepostError
 OTHER: Final = "an error of another form, which is not shown here"
 LONGEST: Final = 4000
 """An error of this length was cut (`spark.worker.LONGEST`), so what it ends with may be anything."""
+HOW: Final = {
+    "Cassandra": "query its table with cqlsh",
+    "Delta": "query its table with any engine that reads Delta",
+    "Files": "read the files that fp.list_published(path) lists",
+    "Iceberg": "query its table with any engine that reads Iceberg",
+    "Kafka": "consume its topic with isolation.level=read_committed",
+    "Redis": "get the keys that begin with its prefix",
+}
+"""By the name of the sink, how people read what these functions do not."""
 SAFE: Final = re.compile(
     r"the record is null|the record is not a JSON object of .*|the record has no .+, which is NOT NULL"
     r"|sink .+ refused it: .+|column .+ is not UTF-8|field .+ is .+, but got a \w+(?: \([\w ]+\))?"
@@ -52,6 +61,8 @@ class LetterPage:
     why: str = ""
     readable: bool = True
     """Can this kind of target be read here at all?"""
+    how: str = ""
+    """If not, how people read it."""
 
 
 def read(sink: Sink, job: str, wanted: LettersWanted) -> LetterPage:
@@ -67,7 +78,9 @@ def read(sink: Sink, job: str, wanted: LettersWanted) -> LetterPage:
     finally:
         if session is not None:
             session.close()
-    return LetterPage(readable=False) if answer is None else _without_records(answer, wanted)
+    if answer is None:
+        return LetterPage(readable=False, how=HOW.get(type(sink).__name__, "use the target's own client"))
+    return _without_records(answer, wanted)
 
 
 def _without_records(answer: Letters, wanted: LettersWanted) -> LetterPage:

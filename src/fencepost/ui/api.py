@@ -167,6 +167,7 @@ class Api:
                 "counted": page.counted,
                 "counted_all": page.is_all,
                 "readable": page.readable,
+                "how": page.how,
                 "heard": page.heard,
                 "why": page.why,
             }
