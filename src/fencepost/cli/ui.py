@@ -25,6 +25,7 @@ from fencepost.observe import registry
 from fencepost.observe.archive import JobArchive
 from fencepost.observe.commands import Wish
 from fencepost.observe.terminal import Tell
+from fencepost.spark import gateway
 from fencepost.store import Place, place
 
 if TYPE_CHECKING:
@@ -129,16 +130,7 @@ def _jobs_in(file: Path) -> list[Job]:
 
     with quiet():
         jobs = jobs_of(file)
-        from pyspark import SparkContext  # noqa: PLC0415 - as above
-        from pyspark.sql import SparkSession  # noqa: PLC0415 - as above
-
-        if (session := SparkSession.getActiveSession()) is not None:
-            session.stop()
-        if (gateway := SparkContext._gateway) is not None and (process := getattr(gateway, "proc", None)) is not None:
-            gateway.shutdown()
-            process.stdin.close()  # which ends it
-            process.wait()
-            SparkContext._gateway = SparkContext._jvm = None
+        gateway.end()
     return jobs
 
 

@@ -11,6 +11,7 @@ import logging
 import os
 import re
 import shutil
+import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -50,6 +51,22 @@ def start(conf: Any, job: str, asked: str | None = None) -> None:
         _chosen = Chosen("", note=f"Spark's JVM did not start with {_chosen.options}; started without")
         _launch(conf, job, _chosen, is_last=True)
     _chosen = _chosen.looked_at(SparkContext._jvm)
+
+
+def end() -> None:
+    """End the JVM, if we started one: it takes hundreds of megabytes from a process that goes on without it."""
+    from pyspark import SparkContext  # noqa: PLC0415 - as above
+    from pyspark.sql import SparkSession  # noqa: PLC0415 - as above
+
+    if (session := SparkSession.getActiveSession()) is not None:
+        session.stop()
+    gateway: Any = SparkContext._gateway
+    if gateway is not None and (process := getattr(gateway, "proc", None)) is not None:
+        gateway.shutdown()
+        process.stdin.close()  # which ends it
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(30)
+        SparkContext._gateway = SparkContext._jvm = None
 
 
 def _launch(conf: Any, job: str, chosen: Chosen, *, is_last: bool) -> bool:

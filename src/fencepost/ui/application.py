@@ -504,7 +504,7 @@ def looks_of(job: ShownJob) -> dict[str, Look]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeadLetters:
+class LettersAnswer:
     """A page of dead letters, and what was asked for."""
 
     has_file: bool
@@ -520,7 +520,7 @@ class DeadLetters:
     page: LetterPage | None = None
 
 
-def dead_letters_of(job: ShownJob, asked: Mapping[str, str]) -> DeadLetters:
+def dead_letters_of(job: ShownJob, asked: Mapping[str, str]) -> LettersAnswer:
     """Read what is asked for; `BadConfig` for what is not valid."""
     given = {name: _text(asked, name) for name in ("source", "position", "error")}
     skip, count = number_of(asked, "skip") or 0, min(number_of(asked, "count") or 50, 200)
@@ -529,13 +529,13 @@ def dead_letters_of(job: ShownJob, asked: Mapping[str, str]) -> DeadLetters:
     if skip > DEEPEST:
         raise _bad("skip", f"at most {DEEPEST}, and narrow down the source, the position or the error")
     if job.targets is None or not job.targets.dead:
-        return DeadLetters(has_file=job.targets is not None)
+        return LettersAnswer(has_file=job.targets is not None)
     sinks = job.targets.dead
     sink = asked.get("sink") or sinks[0]
     if sink not in sinks:
         raise _bad("sink", "a sink that gets dead letters")
     page = job.targets.letters(sink, job.known().name, wanted)
-    return DeadLetters(has_file=True, sinks=sinks, sink=sink, skip=skip, count=count, page=page, **given)
+    return LettersAnswer(has_file=True, sinks=sinks, sink=sink, skip=skip, count=count, page=page, **given)
 
 
 def _text(asked: Mapping[str, str], name: str) -> str:

@@ -51,7 +51,7 @@ class Look:
     """Why it does not."""
 
 
-class Target:
+class AskedSink:
     """One sink."""
 
     def __init__(self, name: str, sink: Sink) -> None:
@@ -124,16 +124,16 @@ class Targets:
     """All sinks of one job."""
 
     def __init__(self, sinks: Mapping[str, Sink], dead: frozenset[str]) -> None:
-        self._targets = {name: Target(name, sink) for name, sink in sinks.items()}
+        self._asked = {name: AskedSink(name, sink) for name, sink in sinks.items()}
         self.dead = tuple(sorted(dead))
         """The sinks that get dead letters."""
 
     def looks(self, root: Place, again: Callable[[], State]) -> dict[str, Look]:
         """What each says about its newest epoch; they are asked side by side."""
-        for target in self._targets.values():
-            target.begin(root, again)
-        return {name: target.look() for name, target in self._targets.items()}
+        for one in self._asked.values():
+            one.begin(root, again)
+        return {name: one.look() for name, one in self._asked.items()}
 
     def letters(self, name: str, job: str, wanted: LettersWanted) -> LetterPage:
         """A page of the dead letters of one."""
-        return self._targets[name].letters(job, wanted)
+        return self._asked[name].letters(job, wanted)
