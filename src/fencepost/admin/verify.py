@@ -146,7 +146,7 @@ def compare(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class SinkAnswer:
     """What one sink says about the epochs that went to it."""
 
     heard: bool
@@ -161,7 +161,7 @@ FEW = 3
 """Epochs that a sink is asked about to learn its newest one."""
 
 
-def ask_one(root: Place, name: str, sink: Sink, again: Callable[[], State]) -> Answer:
+def ask_one(root: Place, name: str, sink: Sink, again: Callable[[], State]) -> SinkAnswer:
     """Ask a single sink, for whoever does it again and again: neither the whole ledger nor Spark's files are read.
 
     `again` reads the ledger's newest records.
@@ -178,7 +178,7 @@ def ask_one(root: Place, name: str, sink: Sink, again: Callable[[], State]) -> A
     # A mark is the newest epoch, also if it was decided while we asked, or so long ago that it is not retained.
     strays = [one.epoch for one in answer.strays if one.epoch is not None and _is_decided(one, name, later, root)]
     held = [epoch for epoch, holding in answer.holdings.items() if holding is Holding.HELD]
-    return Answer(
+    return SinkAnswer(
         heard=answer.heard,
         newest=max([*strays, *held], default=None),
         why=answer.why,

@@ -19,7 +19,7 @@ from typing import Final
 
 from fencepost.admin import letters, verify
 from fencepost.admin.letters import LetterPage
-from fencepost.admin.verify import Answer
+from fencepost.admin.verify import SinkAnswer
 from fencepost.contract import LettersWanted, Sink
 from fencepost.errors import FencepostError
 from fencepost.protocol.order import State
@@ -41,7 +41,7 @@ SLOW: Final = "it has not answered yet"
 class Look:
     """What a sink last said about its newest epoch."""
 
-    answer: Answer | None = None
+    answer: SinkAnswer | None = None
     """None if it never answered."""
     at: float = 0.0
     """When that was."""
