@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -169,12 +170,13 @@ def test_topics_that_a_column_names_are_read_back_together(broker: Broker, start
     assert (False, True) == (found.exact, "no epoch since 2 wrote to are unknown" in found.why)
 
 
-def task(sink: fp.Kafka, *written: int, epoch: int = 0, writer: int = 1) -> pa.Table:
-    """What one task attempt hands to the driver; its transaction is open."""
+def task(sink: fp.Kafka, *written: int, epoch: int = 0, writer: int = 1, few: int = 0, **more: list[Any]) -> pa.Table:
+    """What one task attempt hands to the driver; its transaction is open, if it has more than a few bytes."""
     write = sink.in_tasks("job")
-    assert write is not None
+    assert isinstance(write, producers.TaskWriter)
     attempt = Attempt(LINEAGE, WriterNumber(writer), Epoch(epoch))
-    return pa.Table.from_batches(list(write(attempt, iter(table(*written).to_batches()))))
+    batches = table(*written, **more).to_batches()
+    return pa.Table.from_batches(list(replace(write, few=few)(attempt, iter(batches))))
 
 
 def handles(driver: SinkDriver, *tasks: pa.Table, epoch: int = 0) -> tuple[Handle, ...]:
@@ -211,6 +213,49 @@ def test_what_tasks_wrote_is_read_back_and_also_what_was_written_again(
     # The handle that was lost ends too early: its rows come behind those that were not.
     lost = Asked(lineage=LINEAGE, epochs={**asked.epochs, Epoch(1): second}, whole=True)
     assert expected[1] != values(broker, driver.session.as_of(lost, Epoch(1)))
+
+
+def test_epochs_that_tasks_and_the_driver_wrote_together_are_read_back(
+    broker: Broker, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each row names its topic: what either wrote to another topic, it says itself."""
+    monkeypatch.setattr(producers, "_pools", {})
+    monkeypatch.setattr(producers.TaskWriter, "_prepare", lambda *_: None)
+    own, one, two = (broker.create_topic(f"as-of-mixed-{n}", partitions=2) for n in range(3))
+    sink = a_sink(broker, own, topic_column="to", parallel=True)
+    driver = start(sink, schema=pa.schema([*SCHEMA, ("to", pa.string())]))
+    epochs, expected = {}, {}
+    for epoch, large in enumerate(((), (0,), (1,), (), (0, 1), (1,))):
+        tasks = []
+        for number, other in enumerate((one, two)):
+            written = range(epoch * 10 + number * 5, epoch * 10 + number * 5 + 4)
+            few = 0 if number in large else 1 << 20
+            tasks.append(task(sink, *written, epoch=epoch, few=few, to=[None, other, None, other]))
+        epochs[Epoch(epoch)] = handles(driver, *tasks, epoch=epoch)
+        assert [Outcome.DONE] * max(1, 2 * bool(large)) == commit(driver, epochs[Epoch(epoch)], epoch)
+        before = expected.get(epoch - 1, [])
+        expected[epoch] = [*before, *(epoch * 10 + number for number in (0, 1, 2, 3, 5, 6, 7, 8))]
+    asked = Asked(lineage=LINEAGE, epochs=epochs, whole=True)
+    assert expected == {epoch: values(broker, driver.session.as_of(asked, Epoch(epoch))) for epoch in range(6)}
+
+
+def test_a_mixed_epoch_whose_end_the_brokers_do_not_say_notes_none(
+    broker: Broker, topic: str, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also not that of the driver's part, which is too early."""
+    monkeypatch.setattr(producers.TaskWriter, "_prepare", lambda *_: None)
+    sink = a_sink(broker, topic, parallel=True)
+    driver = start(sink)
+    assert [Outcome.DONE] == commit(driver, handles(driver, task(sink, 1, 2, few=1 << 20)))
+    tasks = task(sink, 3, 4, epoch=1, few=1 << 20), task(sink, 5, 6, epoch=1)
+
+    def silent(*_: Any) -> None:
+        raise Silent("no answer")
+
+    monkeypatch.setattr(driver.session._coordinator, "ends", silent)  # type: ignore[attr-defined]
+    found = handles(driver, *tasks, epoch=1)
+    assert [{}, {}] == [handle.body["ends"] for handle in found]
+    assert [Outcome.DONE] * 2 == commit(driver, found, epoch=1)
 
 
 def test_a_decided_epoch_that_the_broker_lost_is_read_back_where_recovery_wrote_it(broker: Broker, root: Path) -> None:

@@ -36,6 +36,7 @@ class KafkaContract(SinkContract):
     tells = True
     finds_strays = True
     keep_rows = True
+    parallel = False
 
     @pytest.fixture(autouse=True)
     def _on_a_broker(self, broker: Broker) -> None:
@@ -49,7 +50,8 @@ class KafkaContract(SinkContract):
         return name
 
     def make_sink(self, tmp_path: Path) -> fp.Sink:
-        return fp.Kafka(self.topic(tmp_path), servers=self.broker.servers, key="k", keep_rows=self.keep_rows)
+        topic, servers = self.topic(tmp_path), self.broker.servers
+        return fp.Kafka(topic, servers=servers, key="k", keep_rows=self.keep_rows, parallel=self.parallel)
 
     def visible(self, tmp_path: Path) -> list[tuple[Any, ...]]:
         found = [json.loads(m.value()) for m in read(self.broker.servers, self.topic(tmp_path))]
@@ -81,6 +83,12 @@ class TestKafka(KafkaContract):
 
 class TestKafkaWithoutKeptRows(KafkaContract):
     keep_rows = False
+
+
+class TestKafkaParallel(KafkaContract):
+    """The driver's part: what tasks with few rows leave to it."""
+
+    parallel = True
 
 
 def test_two_sinks_of_a_job_may_share_a_topic_because_their_transactions_are_apart(

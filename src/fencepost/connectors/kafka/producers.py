@@ -1,7 +1,7 @@
 """Writes messages into an open transaction, in the driver or in the tasks, with confluent-kafka's producer.
 
     driver   begin ─► send … ─► flush (every delivery checked) ─► [the decision] ─► commit
-    task     begin ─► send … ─► flush ─► one row: which id, how many rows, where the first one is
+    task     few rows? leave them to the driver : begin ─► send … ─► flush ─► one row: which id, how many rows, …
              driver: DescribeTransactions for all of them ─► vote ─► [the decision] ─► EndTxn by id
 
 Never calls `close()` on a producer: it would abort a transaction that may be decided. Dropping the object leaves the
@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
 from threading import Event, Lock, Thread
 from typing import Any
 
@@ -47,6 +47,9 @@ WAITING = 50_000
 """How many messages may be in the client's queue before we wait for it; its limit is 100,000."""
 WAITING_BYTES = 64 << 20
 """Bytes of rows after which we wait until the queue is empty."""
+FEW_BYTES = 256 << 10
+"""A task leaves up to this many bytes of rows to the driver, whose producer is there already and writes them in some
+milliseconds. A transaction of the task's own costs it a new producer, and the driver a question and an end."""
 
 
 class Undelivered(Exception):
@@ -317,9 +320,24 @@ class TaskWriter:
 
     job: str
     sink: Kafka
+    few: int
+    """Bytes of rows that a task leaves to the driver; one with more writes all of its rows itself."""
 
     def __call__(self, attempt: Attempt, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Write the rows of one task attempt."""
+        """Write the rows of one task attempt, or leave them to the driver: all or none, so no row is in two places."""
+        first: list[pa.RecordBatch] = []
+        size = 0
+        for batch in batches:
+            if batch.num_rows:
+                first.append(batch)
+                size += batch.nbytes
+            if size > self.few:
+                yield from self._write(attempt, chain(first, batches))
+                return
+        yield from (rows_in(batch, None) for batch in first)
+
+    def _write(self, attempt: Attempt, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Into a transaction of the task's own; the driver ends it."""
         pool = self._pool(attempt)
         rows, slot, schema = 0, None, pa.schema([])
         for batch in batches:

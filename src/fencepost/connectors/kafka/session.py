@@ -27,6 +27,7 @@ from fencepost.connectors.kafka.messages import BadMessage, check_columns
 from fencepost.connectors.kafka.producers import Offline, Plain, Slot, Undelivered, in_background
 from fencepost.connectors.kafka.sink import LONGEST_MS, SHORT_MS, Kafka
 from fencepost.contract import (
+    UNIT,
     Asked,
     Examined,
     Instant,
@@ -74,7 +75,12 @@ class KafkaSession(Session):
         self._voted: set[str] = set()
         """Handles of the running epoch that were open when we checked."""
         self._last: list[Mapping[str, Any]] = []
-        """The handles committed last."""
+        """The handles committed last, all of one epoch."""
+        self._last_epoch: Epoch | None = None
+        self._ended_by_id = False
+        """Was one of them a task's? No producer of ours would notice that a broker of its went away."""
+        self._tasks_left_all = False
+        """In this epoch no task wrote, so no attempt that failed is likely to have left a transaction open."""
         self._plain: Plain | None = None
         self._swept = time.monotonic()
 
@@ -173,26 +179,41 @@ class KafkaSession(Session):
         return {place: failure.of_a_row(error) for place, error in found}
 
     def handles(self, epoch: Epoch, rows: Rows) -> tuple[Handle, ...]:
-        """With `parallel` the tasks have already written: ask for all their transactions at once."""
+        """With `parallel`, tasks with many rows have already written: ask for all their transactions at once.
+
+        What the other tasks left to the driver is one more.
+        """
         if not self._sink.parallel:
             return super().handles(epoch, rows)
         units = ends_in(rows)
+        self._tasks_left_all = not units
+        if not rows.kept:
+            return ()
+        plain = self.pre_commit(epoch, RowsOfUnit(rows, None))
+        if plain is not None:
+            plain = replace(plain, body={**plain.body, "unit": None})
+        if not units:
+            return () if plain is None else (plain,)
+        own_id = () if plain is None else (plain.body["transactional_id"],)
         kept = rows.kept if self._sink.keep_rows else ()
         try:
-            found = self._coordinator.describe(units)
+            found = self._coordinator.describe([*units, *own_id])
         except (Silent, Denied) as error:
             raise self._at(failure.failed(error), epoch) from error
         handles: list[Handle] = []
         ends = self._ends_after([one for one in found.values() if one is not None])
-        for unit, facts in units.items():
-            transaction = found[unit]
+        for name in (*units, *own_id):
+            transaction = found[name]
             if transaction is None or transaction.state != ONGOING:
                 raise self._at(failure.ended(), epoch)
             # The first one says it of all partitions; the others only of other topics, in case the first is lost: what
             # then replaces it says it of the whole topic.
             others = {place for place in transaction.partitions if place[0] != self._topic}
             mine = {place: end for place, end in ends.items() if place in others or not handles}
-            handles.append(self._handle(transaction, facts["rows"], kept, facts["first"], mine))
+            if plain is not None and name in own_id:  # what it said of its end was not the end of the epoch
+                handles.append(replace(plain, body={**plain.body, "ends": offsets.noted(offsets.by_topic(mine))}))
+                continue
+            handles.append(self._handle(transaction, units[name]["rows"], kept, units[name]["first"], mine))
         self._voted.update(handle.id for handle in handles)
         return tuple(handles)
 
@@ -200,9 +221,10 @@ class KafkaSession(Session):
         """Write the rows of a lost transaction again, from the driver."""
         what = "sink %s, epoch %d: the broker lost a decided transaction; rewriting its %d rows"
         log.warning(what, self._sink.name, epoch, lost.rows)
-        if not self._sink.parallel:
+        if UNIT not in rows.schema.names:  # by the rows, because `parallel` may have changed since the decision
             return self.pre_commit(epoch, rows)
-        unit = lost.body.get("unit", lost.body["transactional_id"])  # the lost one may itself be a rewrite
+        # The lost one may itself be a rewrite. None: what the tasks left to the driver.
+        unit = lost.body.get("unit", lost.body["transactional_id"])
         fresh = self.pre_commit(epoch, RowsOfUnit(rows, unit))
         assert fresh is not None, "the kept rows are not those of the lost transaction"
         assert fresh.rows == lost.rows, "the kept rows are not those of the lost transaction"
@@ -220,8 +242,10 @@ class KafkaSession(Session):
 
     def commit(self, epoch: Epoch, handles: tuple[Handle, ...]) -> Mapping[str, Outcome]:
         """Let our own producers commit; end the others by id."""
+        if epoch != self._last_epoch:  # else it is asked again about those that were in doubt
+            self._last, self._last_epoch, self._ended_by_id = [], epoch, False
         outcomes = {handle.id: self._commit(epoch, handle) for handle in handles}
-        self._last = [handle.body for handle in handles if outcomes[handle.id] is Outcome.DONE]
+        self._last += [handle.body for handle in handles if outcomes[handle.id] is Outcome.DONE]
         self._voted.clear()  # a retry asks the coordinator first
         return outcomes
 
@@ -238,6 +262,7 @@ class KafkaSession(Session):
                 return Outcome.DONE
         try:
             if handle.id in self._voted and slot is None and self._coordinator.end(handle.body, commit=True) is None:
+                self._ended_by_id = True
                 return Outcome.DONE  # seen open in this epoch's vote: nobody can have opened another under its id
             return self._end(epoch, handle)
         except (Silent, Denied) as error:
@@ -272,7 +297,7 @@ class KafkaSession(Session):
 
     def _see_the_last_through(self) -> None:
         """If a broker went away, check that it has the markers of the last commit, before that counts as done."""
-        if self._last and (self._sink.parallel or any(slot.shaken.is_set() for slot in self._slots)):
+        if self._last and (self._ended_by_id or any(slot.shaken.is_set() for slot in self._slots)):
             for body in self._last:
                 fate.see_through(self._coordinator, body)
             self._last = []
@@ -297,6 +322,7 @@ class KafkaSession(Session):
         self._voted.clear()
         if self._sink.parallel and undecided and self._owner is not None:
             # What the tasks wrote for this epoch; everything of earlier epochs is committed.
+            self._tasks_left_all = False
             for orphan in self.orphans(WriterNumber(self._owner.writer + 1), at_leisure=True):
                 self.abort(orphan)
 
@@ -304,8 +330,11 @@ class KafkaSession(Session):
 
     def orphans(self, before: WriterNumber, *, at_leisure: bool = False) -> tuple[Handle, ...]:
         """Open transactions of this job and lineage, by writers older than `before`."""
-        if at_leisure and time.monotonic() < self._swept + SWEEP_S and not self._sink.parallel:
-            return ()  # with `parallel`, any epoch may have a failed attempt that left one
+        # An epoch whose rows tasks wrote may have a failed attempt that left one. So may one that never came to
+        # `handles`, because the targets already hold its rows: its tasks have run.
+        waits, self._tasks_left_all = self._tasks_left_all or not self._sink.parallel, False
+        if at_leisure and waits and time.monotonic() < self._swept + SWEEP_S:
+            return ()
         self._swept = time.monotonic()
         try:
             self._see_the_last_through()

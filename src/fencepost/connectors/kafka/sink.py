@@ -144,7 +144,8 @@ class Kafka(Sink, Source):
     transaction out. Without it, such an epoch reruns if none of it is visible, and otherwise needs an operator."""
     parallel: bool = False
     """Writing: let the tasks write, one transaction each, for output that is too much for the driver. An epoch's
-    transactions become visible one by one, and each writes a marker to every partition it touched: coalesce first."""
+    transactions become visible one by one, and each writes a marker to every partition it touched: coalesce first. A
+    task with up to 256 KiB of rows leaves them to the driver, whose own transaction is faster for so few."""
     transaction_timeout: float | None = None
     """Writing: seconds after which the broker aborts an open transaction; by default 900, or the brokers' limit if that
     is lower. An epoch plus a restart must fit into it."""
@@ -226,14 +227,14 @@ class Kafka(Sink, Source):
         return Keyed(key=(self.key,), order_by=order, unique=unique, keeps_all=True, deletes=self.deletes)
 
     def in_tasks(self, job: str) -> WriteInTask | None:
-        """With `parallel`, the tasks write."""
+        """With `parallel`, the tasks write, unless they have few rows."""
         _check(self)
         if not self.parallel:
             return None
         _require_clients()
-        from fencepost.connectors.kafka.producers import TaskWriter  # noqa: PLC0415 - its clients are an extra
+        from fencepost.connectors.kafka import producers  # noqa: PLC0415 - its clients are an extra
 
-        return TaskWriter(job=job, sink=replace(self, security=self.cluster.login()))
+        return producers.TaskWriter(job, replace(self, security=self.cluster.login()), producers.FEW_BYTES)
 
     def session(self, job: str) -> Session:
         """Open the driver's side."""
