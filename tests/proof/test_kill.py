@@ -25,7 +25,7 @@ from fencepost.guarantee import Guarantee
 pytestmark = pytest.mark.in_memory
 SPECIAL = ("hasty", "naked")
 """Targets of single tests."""
-SERVED = {"kafka", "hasty", "postgres", "mysql", "redis", "cassandra"}
+SERVED = {"kafka", "kafka_tasks", "hasty", "postgres", "mysql", "redis", "cassandra"}
 """Those that lie in a server."""
 
 
@@ -55,7 +55,7 @@ def of_cassandra(server: Cassandra) -> str:
 
 
 SERVERS: tuple[tuple[set[str], str, str, Callable[[Any], str]], ...] = (
-    ({"kafka", "hasty"}, BROKER, "broker", lambda server: server.servers),
+    ({"kafka", "kafka_tasks", "hasty"}, BROKER, "broker", lambda server: server.servers),
     ({"postgres"}, POSTGRES, "postgres", lambda server: server.dsn),
     ({"mysql"}, MARIADB, "mariadb", of_mariadb),
     ({"redis"}, REDIS, "redis_server", lambda server: server.url),
@@ -116,7 +116,7 @@ def test_a_kill_at_any_point_loses_and_doubles_nothing(tmp_path: Path, targets: 
     "targets",
     [
         *sets(("sqlite",), ("files",), ("box", "sqlite"), ("postgres",)),
-        pytest.param(("kafka",), marks=pytest.mark.long, id="kafka"),
+        *(pytest.param((name,), marks=pytest.mark.long, id=name) for name in ("kafka", "kafka_tasks")),
     ],
 )
 def test_a_driver_that_sleeps_while_another_takes_over_is_fenced_and_changes_nothing(
@@ -313,7 +313,7 @@ OVERLAPPED = [
     *sets(("box", "sqlite"), ("files",)),
     *(
         pytest.param((name,), marks=(pytest.mark.server, pytest.mark.long), id=name)
-        for name in ("kafka", "postgres", "mysql", "redis", "cassandra")
+        for name in ("kafka", "kafka_tasks", "postgres", "mysql", "redis", "cassandra")
     ),
 ]
 

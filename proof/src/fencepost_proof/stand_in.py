@@ -4,7 +4,7 @@ a second with the real protocol, ledger and sinks.
     offsets/N ─► plan (running sum; state under a name of its own attempt) ─► Driver.run_epoch ─► commits/N
 
 The source is a list of numbers; a row is (id, value, sum). It is not a test double of a sink or of the ledger: those
-are the real ones.
+are the real ones. Nor of a sink's tasks: two of them get each half of the rows, in this process.
 """
 
 from __future__ import annotations
@@ -13,24 +13,27 @@ import json
 import os
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
 from fencepost import faults
 from fencepost.config import Checkpoint, RunConfig
-from fencepost.contract import Sink
+from fencepost.contract import Attempt, Sink
 from fencepost.errors import Tolerance
 from fencepost.guarantee import Guarantee
 from fencepost.observe.journal import Observer
+from fencepost.protocol.records import Epoch
 from fencepost.runtime.driver import Driver, Plan
 from fencepost.store import LocalStore
 from fencepost.store.staging import TAG
 
 SCHEMA = pa.schema([("id", pa.int64()), ("value", pa.int64()), ("sum", pa.int64())])
 Row = tuple[int, int, int]
+JOB = "stand-in"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,7 @@ class StandIn:
         driver = Driver(
             Plan(
                 config=RunConfig(
-                    job="stand-in",
+                    job=JOB,
                     checkpoint=Checkpoint(self.checkpoint, overlap=self.overlap),
                     guarantee=self.guarantee,
                 ),
@@ -91,7 +94,7 @@ class StandIn:
         LocalStore(self.checkpoint).create(f"state/0/0/{epoch + 1}_{attempt}.changelog", str(total).encode())
         snapshot = f"v2\n{json.dumps({'nextBatchWatermarkMs': 0, 'stateUniqueIds': {'0': [[attempt]]}})}"
         faults.reach("engine.planned")
-        driver.run_epoch(epoch, driver.stage(epoch, self._table(rows, whole)), lambda: snapshot)
+        driver.run_epoch(epoch, driver.stage(epoch, self._table(rows, whole, driver, epoch)), lambda: snapshot)
         faults.reach("engine.returned")
         self._log("commits", epoch, snapshot)
         faults.reach("engine.completed")
@@ -131,16 +134,33 @@ class StandIn:
         """Output mode complete: does the sink get the whole result in every epoch?"""
         return "complete" in self.sinks[name].capabilities.modes
 
-    def _table(self, rows: list[Row], whole: list[Row]) -> pa.Table:
-        tables = {name: _table_of(whole if self._is_whole(name) else rows) for name in self.sinks}
+    def _by_tasks(self, name: str, table: pa.Table, driver: Driver, epoch: int) -> pa.Table:
+        """The rows as the tasks of a sink leave them; first no task, then one, then both have many rows."""
+        write: Any = self.sinks[name].in_tasks(JOB)
+        if write is None:
+            return table
+        attempt, half = Attempt(driver.lineage, driver.writer, Epoch(epoch)), table.num_rows // 2
+        left = []
+        for task, rows in enumerate((table[:half], table[half:])):
+            few = 0 if task < epoch % 3 else table.nbytes
+            left += list(replace(write, few=few)(attempt, iter(rows.to_batches())))
+        return pa.Table.from_batches(left)
+
+    def _table(self, rows: list[Row], whole: list[Row], driver: Driver, epoch: int) -> pa.Table:
+        tables = {
+            name: self._by_tasks(name, _table_of(whole if self._is_whole(name) else rows), driver, epoch)
+            for name in self.sinks
+        }
         if len(tables) == 1:
             return next(iter(tables.values()))
         # Several branches: every sink gets every row, tagged as `spark/branches.py` does.
         tagged = []
         for index, (name, table) in enumerate(tables.items(), start=1):
-            structs = pa.array(table.to_pylist(), pa.struct(list(SCHEMA)))
-            nothing = pa.nulls(len(structs), structs.type)
-            branches = {other: structs if other == name else nothing for other in self.sinks}
+            structs = pa.array(table.to_pylist(), pa.struct(list(table.schema)))
+            branches = {
+                other: structs if other == name else pa.nulls(len(structs), pa.struct(list(its.schema)))
+                for other, its in tables.items()
+            }
             tagged.append(pa.table({TAG: pa.array([index] * len(structs), pa.int32()), **branches}))
         return pa.concat_tables(tagged)
 

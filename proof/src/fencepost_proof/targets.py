@@ -301,6 +301,10 @@ TARGETS: Mapping[str, Target] = {
         lambda folder: kafka(folder, "kafka"),
         lambda folder: f"kafka:{os.environ[BROKER]}/{topic_of(folder, 'kafka')}",
     ),
+    "kafka_tasks": Target(
+        lambda folder: kafka(folder, "kafka_tasks", parallel=True),
+        lambda folder: f"kafka:{os.environ[BROKER]}/{topic_of(folder, 'kafka_tasks')}",
+    ),
     "postgres": Target(
         postgres,
         lambda folder: f"postgres:{os.environ[POSTGRES]} table={place_in(folder)}.sums",

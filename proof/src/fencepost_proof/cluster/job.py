@@ -23,9 +23,10 @@ from typing import Any
 
 import fencepost as fp
 from fencepost import faults
+from fencepost.connectors.kafka import producers
 from fencepost.spark import spark_session
 from fencepost_proof.workloads.contract import ROWS_PER_EPOCH
-from fencepost_proof.workloads.kafka_job import LINE, counts_of
+from fencepost_proof.workloads.kafka_job import FEW_BYTES, LINE, counts_of
 from fencepost_proof.workloads.process import ANY_PLAN
 
 LOOK_S = 0.05
@@ -52,6 +53,7 @@ def run(told: dict[str, Any]) -> None:
     lines = slow_at_times(job.spark, read.selectExpr(LINE).select("line.*"))
     if told["job"] == "kafka":
         job.write(counts_of(lines), fp.Kafka(f"{topics}-counts", servers=servers, key="word", name="counts"))
+        producers.FEW_BYTES = FEW_BYTES
         job.write(lines, fp.Kafka(f"{topics}-lines", servers=servers, parallel=True, name="lines"))
     else:
         place, dsn = told["place"], told["dsn"]
