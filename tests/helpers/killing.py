@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import faulthandler
 import gc
+import importlib
 import os
 import pickle
 import signal
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import time
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -28,6 +30,8 @@ NUMBERS = tuple(range(1, 24, 2))
 PER_EPOCH = 4
 FENCED = 3
 FAILED = 4
+MODULES = "modules"
+"""Where a child that came to its end says what it imported."""
 PATIENCE_S = 120
 """More than the product's own: a child that waits for a slow server ends by itself, and says why."""
 
@@ -84,6 +88,7 @@ class Scene:
             faults.arm(environment)
             self.job().run()
             code = 0
+            (self.folder / MODULES).write_text("\n".join(sys.modules))
         except Fenced:
             code = FENCED
         except FencepostError as error:
@@ -95,7 +100,10 @@ class Scene:
 
     def run(self, fault: str = "", log: Path | None = None) -> int:
         """Run the job to its end: an exit code, or minus the signal that killed it."""
-        return wait(self.start(fault, log))
+        ended = wait(self.start(fault, log))
+        if ended == 0:
+            _import_as(self.folder / MODULES)
+        return ended
 
     def places(self) -> list[str]:
         """For the checker."""
@@ -142,6 +150,14 @@ class Scene:
         """Staged files and open transactions after a clean end."""
         patterns = ("checkpoint/fencepost/*/staged/*/*", "*/open/*", "*/_fencepost/staged/*")
         return [str(path) for pattern in patterns for path in self.folder.glob(pattern)]
+
+
+def _import_as(modules: Path) -> None:
+    """Import what a child did while it ran, so that the next ones need not: that is half of a small job's time."""
+    for name in modules.read_text().splitlines():
+        if name not in sys.modules:
+            with suppress(ImportError):  # other names of modules that have been imported by then
+                importlib.import_module(name)
 
 
 def _has_tokio() -> bool:
