@@ -16,7 +16,7 @@ from topics import read
 from transactions import SCHEMA, open_of, seen, table
 
 import fencepost as fp
-from fencepost.connectors.kafka import messages, producers
+from fencepost.connectors.kafka import failure, messages, producers
 from fencepost.connectors.kafka.messages import BadMessage, check_columns
 from fencepost.errors import FencepostError, TargetRefused
 from fencepost.protocol.records import Epoch, Kept
@@ -155,7 +155,7 @@ class TestRefused:
         error = refused(broker, topic, start, table(1, p=pa.array([2**40])), partition="p")
         assert "bad_message" == error.code
 
-    @pytest.mark.parametrize("name", ["no-such-topic", "not a name!", ""])
+    @pytest.mark.parametrize("name", [CANARY, "not a name!", ""])
     def test_a_topic_that_does_not_exist(
         self, broker: Broker, topic: str, start: Start, monkeypatch: pytest.MonkeyPatch, name: str
     ) -> None:
@@ -178,6 +178,16 @@ class TestRefused:
             driver.pre_commit(0, rows)
         assert "bad_message" == caught.value.code
         assert [] == open_of(broker, sink)
+
+    @pytest.mark.parametrize("partition", [None, "p"])
+    def test_a_topic_that_a_column_says_is_a_value_and_is_never_quoted(self, partition: str | None) -> None:
+        rows = table(1, t=[CANARY], p=pa.array([3], pa.int32())).to_batches()[0]
+        sink = fp.Kafka(None, servers="a:1", topic_column="t", partition=partition)
+        error = producers.Offline({}, 10).why_not(sink, rows)
+        assert error is not None
+        for said in (failure.of_a_row(error), str(failure.failed(error))):
+            assert "a topic of column 't', " in said
+            assert CANARY not in said
 
     def test_an_empty_name_is_not_taken_for_none(self) -> None:
         batch = table(1, t=[""]).to_batches()[0]

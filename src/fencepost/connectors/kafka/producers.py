@@ -86,6 +86,8 @@ class Plain:
         self._reports: dict[KafkaError | None, Message] = {}
         self._handed = 0
         """Bytes of rows sent since the queue was last empty."""
+        self._topic_column: str | None = None
+        """The column that says each row's topic, if one does."""
 
     def send(self, sink: Kafka, batches: Iterable[pa.RecordBatch], deliveries: Deliveries | None = None) -> None:
         """Hand rows to the client; stops early if an earlier one failed. `deliveries` learns where they went."""
@@ -108,6 +110,7 @@ class Plain:
 
     def _hand_over(self, sink: Kafka, rows: pa.RecordBatch, report: Any) -> None:
         """Turn a few rows into messages and queue them."""
+        self._topic_column = sink.topic_column
         try:
             made = messages(sink, rows)
             if sink.headers is None and sink.partition is None:
@@ -128,7 +131,7 @@ class Plain:
             together = [{"key": m.key, "value": m.value} for m in group]
             if self._producer.produce_batch(topic, together, on_delivery=report) != len(together):
                 failed = next(message for message in together if "_error" in message)
-                raise Undelivered(failed["_error"], _place(topic, None, failed["key"], failed["value"]))
+                raise Undelivered(failed["_error"], self._place(topic, None, failed["key"], failed["value"]))
 
     def _one(self, message: Any, report: Any) -> None:
         while True:
@@ -145,7 +148,7 @@ class Plain:
                 with _fatal_errors():
                     self._producer.poll(0.05)
             except KafkaException as error:
-                where = _place(message.topic, message.partition, message.key, message.value)
+                where = self._place(message.topic, message.partition, message.key, message.value)
                 raise Undelivered(error.args[0], where) from error
             else:
                 return
@@ -158,13 +161,20 @@ class Plain:
         first = reports.pop(None, None)
         for error, message in reports.items():
             assert error is not None
-            where = _place(message.topic(), message.partition(), message.key(), message.value())
+            where = self._place(message.topic(), message.partition(), message.key(), message.value())
             raise Undelivered(error, where)
         if left:
             raise Undelivered(KafkaError(KafkaError._MSG_TIMED_OUT))
         if first is None or first.offset() is None:  # the client may not know the offset of a message it sent twice
             return None
         return str(first.topic()), int(first.partition() or 0), int(first.offset() or 0)
+
+    def _place(self, topic: str | None, partition: int | None, key: Any, value: Any) -> str:
+        """Where a message was going and how large it is, never its content: a column's topic is a value of the row."""
+        named = f"topic {topic!r}" if self._topic_column is None else f"a topic of column {self._topic_column!r}"
+        size = sum(len(part.encode() if isinstance(part, str) else part) for part in (key, value) if part is not None)
+        known = partition is not None and partition != -1
+        return f"{named}, " + (f"partition {partition}, " if known else "") + f"{size:,} bytes"
 
 
 class Offline(Plain):
@@ -181,7 +191,7 @@ class Offline(Plain):
             self._hand_over(sink, rows, self._reports.setdefault)
             for one in messages(sink, rows):
                 if one.size > self._largest:
-                    where = _place(one.topic, one.partition, one.key, one.value)
+                    where = self._place(one.topic, one.partition, one.key, one.value)
                     return Undelivered(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE), where)
         except Undelivered as error:
             return error
@@ -258,13 +268,6 @@ def in_background(make: Callable[[], Slot]) -> Future[Slot]:
 
     Thread(target=run, name="fencepost-producer", daemon=True).start()
     return made
-
-
-def _place(topic: str | None, partition: int | None, key: Any, value: Any) -> str:
-    """Where a message was going and how large it is, never its content."""
-    size = sum(len(part.encode() if isinstance(part, str) else part) for part in (key, value) if part is not None)
-    known = partition is not None and partition != -1
-    return f"topic {topic!r}, " + (f"partition {partition}, " if known else "") + f"{size:,} bytes"
 
 
 @contextmanager
