@@ -16,6 +16,7 @@ SAME = [
     "sink orders refused it: NULL in a column that is NOT NULL, column 'amount'",
     "column value is not UTF-8",
     "to_order returned null for id, which is NOT NULL",
+    "<lambda> returned null for id, which is NOT NULL",
     "field id is bigint, but got a str",
     "field amount is decimal(4,2), but got a Decimal (it has too many digits)",
 ]
@@ -34,6 +35,16 @@ def test_words_of_our_own_are_shown_whole(error: str) -> None:
         (f"KeyError: '{CANARY}\n(x, line 9)' (<lambda>, line 1)", "KeyError in <lambda>, line 1"),
         ("TimeoutError (look_up, line 3)", "TimeoutError in look_up, line 3"),
         (f"ValueError: {CANARY} (Parser)", "ValueError in Parser"),
+        (
+            f"ValueError: returned a str for {CANARY}, which cannot hold it: x (to_order, line 3)",
+            "ValueError in to_order, line 3",
+        ),
+        (f"ValueError: returned null for {CANARY}, which is NOT NULL", OTHER),
+        (f"ValueError: returned a str for {CANARY}, which cannot hold it", OTHER),
+        (
+            f"to_order returned a str for id, which cannot hold it: '{CANARY}, which cannot hold it",
+            "to_order returned a str for id, which cannot hold it",
+        ),
         (
             f"to_order returned a str for id, which cannot hold it: Could not convert '{CANARY}'",
             "to_order returned a str for id, which cannot hold it",

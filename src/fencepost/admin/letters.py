@@ -35,10 +35,12 @@ HOW: Final = {
 SAFE: Final = re.compile(
     r"the record is null|the record is not a JSON object of .*|the record has no .+, which is NOT NULL"
     r"|sink .+ refused it: .+|column .+ is not UTF-8|field .+ is .+, but got a \w+(?: \([\w ]+\))?"
-    r"|\S+ returned null for .+, which is NOT NULL|\S+ returned a \w+ for .+, which cannot hold it"
+    r"|[\w.<>]+ returned null for [^:\n]+, which is NOT NULL"
+    r"|[\w.<>]+ returned a \w+ for [^:\n]+, which cannot hold it"
 )
-"""Errors of fencepost's own, which name columns and types: `spark.bad_records`, `spark.worker`, `runtime.sieve`."""
-CUT: Final = re.compile(r"(?P<safe>\S+ returned a \w+ for [^:]+, which cannot hold it): .*", re.DOTALL)
+"""Errors of fencepost's own, which name columns and types: `spark.bad_records`, `spark.worker`, `runtime.sieve`. What a
+function raised has a colon after its class, whatever follows."""
+CUT: Final = re.compile(r"(?P<safe>[\w.<>]+ returned a \w+ for [^:\n]+, which cannot hold it): .*", re.DOTALL)
 """Arrow's own words follow, which quote the value."""
 RAISED: Final = re.compile(r"(?P<kind>\w+)(?:: .*)? \((?P<place>[\w.<>]+(?:, line \d+)?)\)", re.DOTALL)
 SHOWN: Final = re.compile(r"(?P<kind>\w+)(?: in (?P<place>[\w.<>]+(?:, line \d+)?))?")
