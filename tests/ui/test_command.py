@@ -108,6 +108,18 @@ def test_a_file_is_run_for_its_sinks_and_spark_is_ended(tmp_path: Path) -> None:
     assert not [page for page, text in pages.items() if "7791" in text]
 
 
+def test_two_files_with_one_checkpoint_are_refused(tmp_path: Path) -> None:
+    """The sinks of the second would replace those of the first."""
+    text = f"import fencepost as fp\njob = fp.Job('stand-in', checkpoint={str(ended(tmp_path))!r})\n"
+    for name in ("a.py", "b.py"):
+        (tmp_path / name).write_text(text)
+    files = [str(tmp_path / name) for name in ("a.py", "b.py")]
+    done = subprocess.run([*UI, *files], check=False, capture_output=True, text=True, timeout=60)
+    assert (2, "", True) == (done.returncode, done.stdout, "[checkpoint_twice]" in done.stderr)
+    assert files[0] in done.stderr
+    assert files[1] in done.stderr
+
+
 @pytest.mark.parametrize(
     ("text", "code"),
     [

@@ -112,6 +112,7 @@ def jobs_named(named: Sequence[str]) -> tuple[list[Place], dict[str, Targets]]:
 
     places: list[Place] = []
     targets: dict[str, Targets] = {}
+    files: dict[str, str] = {}
     for text in named:
         if not Path(text).is_file():
             places.append(find(text))
@@ -119,8 +120,18 @@ def jobs_named(named: Sequence[str]) -> tuple[list[Place], dict[str, Targets]]:
         for job in _jobs_in(Path(text)):
             where = place(job.checkpoint)
             _check_is_its_own(job.name, where, text)
+            key = registry.key_of(where)
+            if key in files:
+                raise BadConfig(
+                    "checkpoint_twice",
+                    f"Job {job.name!r} in {text} has the checkpoint of another one that was named, in {files[key]}.",
+                    where=Where(job=job.name, path=str(where)),
+                    safe=UNCHANGED,
+                    next="Name one FILE for each checkpoint. Two jobs need a checkpoint of their own each.",
+                )
+            files[key] = text
             places.append(where)
-            targets[registry.key_of(where)] = Targets(job._sinks, job._dead)
+            targets[key] = Targets(job._sinks, job._dead)
     return places, targets
 
 
