@@ -377,6 +377,8 @@ def test_a_port_in_use_is_said() -> None:
         {"origin": "http://127.0.0.1.evil.example"},
         {"origin": "http://[::1].evil.example"},
         {"origin": "null"},
+        {"sec_fetch_site": "cross-site", "sec_fetch_mode": "no-cors"},
+        {"sec_fetch_site": "cross-site"},
         {"method": "POST"},
         {"method": "PUT"},
         {"method": "DELETE"},
@@ -398,6 +400,12 @@ def test_whoever_is_not_of_this_machine_is_refused(headers: dict[str, str], tmp_
 def test_this_machine_is_let_in_by_all_its_names(host: str, tmp_path: Path) -> None:
     app = shown(ended(tmp_path))
     assert 200 == get(app, "/", host=host, origin=f"http://{host}").status
+
+
+def test_a_link_of_another_site_opens_the_page(tmp_path: Path) -> None:
+    app = shown(ended(tmp_path))
+    assert 200 == get(app, "/", sec_fetch_site="cross-site", sec_fetch_mode="navigate").status
+    assert 200 == get(app, "/static/page.js", sec_fetch_site="same-origin", sec_fetch_mode="no-cors").status
 
 
 @pytest.mark.parametrize(

@@ -160,7 +160,11 @@ def _refusal(request: Request, *, has_actions: bool) -> Response | None:
     if len(hosts) != 1 or not HOST.fullmatch(hosts[0]):
         return _plain(421, "This page is for this machine alone: open it as http://127.0.0.1 or http://localhost.")
     origin = request.headers.get("origin")
-    if origin is not None and not HOST.fullmatch(origin.removeprefix("http://")):
+    is_asked_by_theirs = origin is not None and not HOST.fullmatch(origin.removeprefix("http://"))
+    # With an image or a script that another site's page loads, a browser sends no Origin.
+    told = request.headers.get
+    is_loaded_by_theirs = told("sec-fetch-site") == "cross-site" and told("sec-fetch-mode") != "navigate"
+    if is_asked_by_theirs or is_loaded_by_theirs:
         return _plain(403, "A page of another site asked for this. Open it in a tab of its own.")
     if has_actions and request.method == "POST" and WRITING.fullmatch(request.url.path):
         # Other ports of this machine are the same site to a browser, but not the same origin.
