@@ -574,7 +574,9 @@ class Instant:
 LETTERS_S: Final = 2.0
 """The longest that reading a page of dead letters may keep a target busy."""
 LETTERS_SAMPLED: Final = 1_000
-"""Letters that are read to say which sources and errors there are."""
+"""Letters that are read to say which sources and errors there are; one more says that these are not all."""
+LONGEST_ERROR: Final = 4_000
+"""Most characters of an error in a dead letter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -606,6 +608,8 @@ class Letters:
     """By source, position and error; one more than wanted if there are more."""
     sample: tuple[Letter, ...] = ()
     """Some of all letters, whichever the target reads first; without positions."""
+    is_late: bool = False
+    """Were there too many to sort within `LETTERS_S`? Then nothing was found, but there is a sample."""
     heard: bool = True
     """Did the target answer?"""
     why: str = ""

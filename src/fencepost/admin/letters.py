@@ -14,15 +14,14 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from fencepost.contract import LETTERS_SAMPLED, Letter, Letters, LettersWanted, Sink, place_of
+from fencepost.contract import LETTERS_SAMPLED, LONGEST_ERROR, Letter, Letters, LettersWanted, Sink, place_of
 from fencepost.errors import UNCHANGED, BadConfig, FencepostError
 
 OTHER: Final = "an error of another form, which is not shown here"
-LONGEST: Final = 4000
-"""An error of this length was cut (`spark.worker.LONGEST`), so what it ends with may be anything."""
 HOW: Final = {
     "Cassandra": "query its table with cqlsh",
     "Delta": "query its table with any engine that reads Delta",
@@ -59,6 +58,8 @@ class LetterPage:
     counted: int = 0
     is_all: bool = True
     """Were all letters counted?"""
+    is_late: bool = False
+    """Were there too many to sort in time? Then none was found, but they were counted."""
     heard: bool = True
     why: str = ""
     readable: bool = True
@@ -76,10 +77,11 @@ def read(sink: Sink, job: str, wanted: LettersWanted) -> LetterPage:
     except FencepostError as error:
         return LetterPage(heard=False, why=error.what.rstrip("."))
     except Exception as error:  # noqa: BLE001 - a user's own sink may raise anything, and its text may quote a row
-        return LetterPage(heard=False, why=f"reading it failed: {place_of(error)}")
+        return LetterPage(heard=False, why=place_of(error))
     finally:
         if session is not None:
-            session.close()
+            with suppress(Exception):  # of a user's own sink, too
+                session.close()
     if answer is None:
         return LetterPage(readable=False, how=HOW.get(type(sink).__name__, "use the target's own client"))
     return _without_records(answer, wanted)
@@ -87,13 +89,15 @@ def read(sink: Sink, job: str, wanted: LettersWanted) -> LetterPage:
 
 def _without_records(answer: Letters, wanted: LettersWanted) -> LetterPage:
     shown = [letter._replace(error=shown_error(letter.error)) for letter in answer.found]
+    sample = answer.sample[:LETTERS_SAMPLED]
     return LetterPage(
         found=tuple(shown[: wanted.most]),
         more=len(shown) > wanted.most,
-        sources=_counted([letter.source or "" for letter in answer.sample]),
-        errors=_counted([shown_error(letter.error) for letter in answer.sample]),
-        counted=len(answer.sample),
-        is_all=len(answer.sample) < LETTERS_SAMPLED,
+        sources=_counted([letter.source or "" for letter in sample]),
+        errors=_counted([shown_error(letter.error) for letter in sample]),
+        counted=len(sample),
+        is_all=len(answer.sample) <= LETTERS_SAMPLED,
+        is_late=answer.is_late,
         heard=answer.heard,
         why=answer.why,
     )
@@ -111,7 +115,7 @@ def shown_error(error: str | None) -> str:
         return error
     if found := CUT.fullmatch(error):
         return found["safe"]
-    if len(error) >= LONGEST:
+    if len(error) >= LONGEST_ERROR:  # it was cut, so what it ends with may be anything
         kind = re.match(r"\w+(?=: )", error)
         return kind[0] if kind else OTHER
     found = RAISED.fullmatch(error)

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from fencepost.contract import LONGEST_ERROR
 from fencepost.errors import BadConfig, EpochFailed, Where
 from fencepost.spark import fork, plan
 from fencepost.spark.branches import arrow_schema, map_in_arrow, quoted
@@ -204,7 +205,8 @@ def _told(frame: Any, wanted: StructType, column: str, keep: tuple[str, ...], ma
     fits = F.col(f"{READ}.corrupt").isNull() & F.col(f"{READ}.{mark}") & (F.size(f"{READ}.v") == 1) & row.isNotNull()
     kind = ", ".join(f"{field.name} {field.dataType.simpleString().upper()}" for field in wanted)
     why = F.when(F.col(TEXT).isNull(), F.lit("the record is null"))
-    why = why.when(~F.coalesce(fits & alone, F.lit(False)), F.lit(f"the record is not a JSON object of {kind}"))
+    misfit = f"the record is not a JSON object of {kind}"[:LONGEST_ERROR]
+    why = why.when(~F.coalesce(fits & alone, F.lit(False)), F.lit(misfit))
     for name, lacks in _lacking(wanted, row):
         why = why.when(lacks, F.lit(f"the record has no {name}, which is NOT NULL"))
     return first.withColumn(WHY, why)  # type: ignore[no-any-return]

@@ -29,7 +29,7 @@ from pyspark.sql import Row
 from pyspark.sql.types import StructType, _make_type_verifier
 
 from fencepost import faults
-from fencepost.contract import Attempt, WriteInTask
+from fencepost.contract import LONGEST_ERROR, Attempt, WriteInTask
 from fencepost.errors import EpochFailed
 from fencepost.protocol.records import Epoch, WriterNumber
 
@@ -49,8 +49,6 @@ FIX = (
 )
 NOT_TEXT = "base64:"
 """Prefix of a record that is not text: not UTF-8, or with a zero byte, which some databases cannot store."""
-LONGEST = 4000
-"""Most characters of an error in a dead letter."""
 
 Convert = Callable[[Any], Any]
 Leaf = Callable[[Any], Convert | None]
@@ -303,7 +301,7 @@ class Bad(Exception):
 
     def __init__(self, what: str, error: str) -> None:
         self.what = what
-        self.error = error.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()[:LONGEST]
+        self.error = error.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()[:LONGEST_ERROR]
         super().__init__(what)
 
 

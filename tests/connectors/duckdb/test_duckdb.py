@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, date, datetime, timedelta
@@ -23,7 +24,7 @@ import pytest
 import fencepost as fp
 from fencepost.connectors.duckdb import dialect
 from fencepost.connectors.duckdb.sink import DuckDB
-from fencepost.connectors.table.database import RowsRefused, Silent
+from fencepost.connectors.table.database import Late, RowsRefused, Silent
 from fencepost.errors import BadConfig, EpochFailed, OperatorNeeded, Retryable, TargetRefused
 from fencepost.protocol.effects import Outcome
 from fencepost.protocol.records import Epoch
@@ -527,3 +528,15 @@ def test_the_package_is_needed_only_for_a_session() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert "no_duckdb_client" == done.stdout.strip()
+
+
+def test_an_alarm_between_two_statements_ends_the_second(tmp_path: Path) -> None:
+    """DuckDB forgets an interrupt that comes while nothing runs."""
+    query(tmp_path / "letters.duckdb", "CREATE TABLE letters (source VARCHAR)")
+    database = dialect.DuckDBDialect(str(tmp_path / "letters.duckdb"))
+    database.only_read()
+    database.hurry(0.05)
+    time.sleep(0.3)
+    with pytest.raises(Late, match="took too long"):
+        database.run("SELECT max(md5(i::VARCHAR)) FROM range(30000000) AS n(i)")
+    database.drop()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar
 
@@ -25,6 +25,7 @@ from fencepost.connectors.table.database import (
     Conflict,
     FileDialect,
     KeyNotUnique,
+    Late,
     RowsRefused,
     Silent,
     Table,
@@ -40,6 +41,8 @@ PATIENT_S = 10.0
 """How long a vote waits for the file: nothing is decided yet, and a failed vote costs a restart."""
 IMPATIENT_S = 0.5
 """How long a commit waits for it: the protocol itself retries it, with backoff."""
+RING_S = 0.1
+"""How soon a statement is interrupted again."""
 ROWS = "fencepost_rows"
 
 _THERE = "database_name = current_database() AND schema_name = current_schema() AND lower({}) = lower(?)"
@@ -64,7 +67,7 @@ class DuckDBDialect(FileDialect):
     exact = "VARCHAR without COLLATE"
     integer = "BIGINT"
     _connection: duckdb.DuckDBPyConnection | None = None
-    _alarm: threading.Timer | None = None
+    _end_alarm: Callable[[], None] | None = None
     _writing: ClassVar[dict[Any, DuckDBDialect]] = {}
     """Who has a file open for writing, by path: DuckDB locks out other processes, but not other jobs in this one."""
     _change: ClassVar[Any] = threading.RLock()
@@ -89,9 +92,7 @@ class DuckDBDialect(FileDialect):
 
     def hurry(self, seconds: float) -> None:
         """Interrupted from another thread: DuckDB has no timeout, and its file is locked while we read."""
-        self._alarm = threading.Timer(seconds, self._now.interrupt)
-        self._alarm.daemon = True
-        self._alarm.start()
+        self._end_alarm = _alarm(self._now, seconds)
 
     def rehearse(self) -> None:
         """Read-only: opening the file for writing might change it."""
@@ -161,8 +162,8 @@ class DuckDBDialect(FileDialect):
     def drop(self) -> None:
         """Close, which rolls back an open transaction."""
         connection, self._connection = self._connection, None
-        if self._alarm is not None:
-            self._alarm.cancel()
+        if self._end_alarm is not None:
+            self._end_alarm()
         if connection is not None:
             with suppress(duckdb.Error):
                 connection.close()
@@ -265,6 +266,29 @@ class DuckDBDialect(FileDialect):
             raise failed
 
 
+def _alarm(connection: duckdb.DuckDBPyConnection, seconds: float) -> Callable[[], None]:
+    """Interrupt what runs then, and again and again: between two statements DuckDB forgets an interrupt.
+
+    What is returned ends it; after that the connection may be closed.
+    """
+    change, is_over = threading.RLock(), threading.Event()
+
+    def ring() -> None:
+        left = seconds
+        while not is_over.wait(left):
+            with change:
+                if not is_over.is_set():
+                    connection.interrupt()
+            left = RING_S
+
+    def end() -> None:
+        with change:
+            is_over.set()
+
+    threading.Thread(target=ring, name="fencepost-alarm", daemon=True).start()
+    return end
+
+
 def _explained(error: duckdb.Error) -> Exception:
     text = str(error)
     if isinstance(error, duckdb.ConstraintException):
@@ -281,7 +305,7 @@ def _explained(error: duckdb.Error) -> Exception:
         if isinstance(error, kind):
             return BadValue(words) if words is _TYPE else RowsRefused(words)
     is_late = isinstance(error, duckdb.InterruptException)
-    return Silent("the statement took too long" if is_late else f"it failed ({type(error).__name__})")
+    return Late("the statement took too long") if is_late else Silent(f"it failed ({type(error).__name__})")
 
 
 _CHECK = "check constraint violation"

@@ -21,7 +21,7 @@ from pymysql import connections
 from pymysql.constants import CLIENT, COMMAND, SERVER_STATUS
 
 from fencepost.connectors.mysql.columns import quoted
-from fencepost.connectors.table.database import BadValue, Conflict, Denied, NotAllowed, RowsRefused, Silent
+from fencepost.connectors.table.database import BadValue, Conflict, Denied, Late, NotAllowed, RowsRefused, Silent
 
 IDLE_S = 60
 """How long the server keeps an idle session. A transaction is idle between vote and decision, which takes milliseconds;
@@ -187,6 +187,8 @@ def meaning(code: int, text: str, columns: Sequence[str] = ()) -> Exception:
         return Conflict("it ended our transaction in favour of another one (a deadlock)")
     if code in _DENIED or (code == 2003 and "CERTIFICATE_VERIFY_FAILED" in text):
         return Denied(_DENIED.get(code, _TLS))
+    if code in _LATE:
+        return Late(_LATE[code])
     if code in _SILENT or code == 0 or 2000 <= code < 3000:
         return Silent(_SILENT.get(code, "the connection was lost or could not be made"))
     named = _column_in(text, columns) or _constraint_in(text)
@@ -264,11 +266,13 @@ _SILENT = {
     1792: _READ_ONLY,
     1836: _READ_ONLY,
     1927: _ENDED,
-    1969: "the statement took longer than max_statement_time",
-    3024: "the statement took longer than max_execution_time",
     3169: _ENDED,
     3989: _READ_ONLY,
     4031: "the session was idle too long, and the server ended it",
+}
+_LATE = {
+    1969: "the statement took longer than max_statement_time",
+    3024: "the statement took longer than max_execution_time",
 }
 _TWICE, _NULL, _LONG = "duplicate key", "NULL in a column that is NOT NULL", "a value is too long"
 _RANGE, _TYPE, _GONE = (

@@ -40,6 +40,7 @@ from fencepost.connectors.table.database import (
     Conflict,
     Denied,
     KeyNotUnique,
+    Late,
     NotAllowed,
     RowsRefused,
     ServerDialect,
@@ -574,6 +575,8 @@ def _explained(error: psycopg.Error, columns: Sequence[str]) -> Exception:
     state = error.sqlstate or ""
     if state in {"40001", "40P01"}:
         return Conflict(words(error))
+    if state == "57014":
+        return Late(_SILENT[state])
     if not state or state[:2] in {"08", "25", "53", "57", "58", "XX"} or state == "55P03":
         return Silent(_SILENT.get(state) or _SILENT.get(state[:2]) or f"it failed ({words(error)})")
     if state == "21000":

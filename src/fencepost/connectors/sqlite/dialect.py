@@ -25,6 +25,7 @@ from fencepost.connectors.table.database import (
     FileDialect,
     Found,
     KeyNotUnique,
+    Late,
     RowsRefused,
     Silent,
     Table,
@@ -335,6 +336,8 @@ def _silent(error: Exception) -> Silent:
 
 
 def _explained(error: sqlite3.Error) -> Exception:
+    if _code(error) == sqlite3.SQLITE_INTERRUPT:
+        return Late("the statement took too long")
     if _is_locked(error) or _code(error) in _SILENT:
         return _silent(error)
     kind = BadValue if _name(error) in _VALUES else RowsRefused
@@ -367,5 +370,4 @@ _SILENT = {
     sqlite3.SQLITE_AUTH: "access was denied",
     sqlite3.SQLITE_NOMEM: "out of memory",
     sqlite3.SQLITE_PROTOCOL: "its lock protocol failed",
-    sqlite3.SQLITE_INTERRUPT: "the statement took too long",
 }

@@ -48,6 +48,9 @@ MARK_COLUMNS = tuple(one.name for one in fields(Mark))
 """As they are read and written, in this order."""
 TARGET_TABLE = "fencepost_target"
 """id; a single row, the target's identity."""
+TOO_MANY = (
+    "there are too many letters to sort in time: choose a source, a position or an error, or query the table itself"
+)
 OLD = "fencepost_old"
 """A name for the row that is there, in statements that compare it with a new one."""
 Found = TypeVar("Found")
@@ -58,6 +61,10 @@ PLACE = "fencepost_n"
 
 class Silent(Exception):
     """The target does not answer right now: locked, full, unreachable. Says nothing about what it holds."""
+
+
+class Late(Silent):
+    """A statement took longer than `Dialect.hurry` or the server allows."""
 
 
 class Denied(Silent):
@@ -321,16 +328,21 @@ class Dialect(ABC):
         if wanted.error is not None:
             conditions.append((f"{error} LIKE {mark} ESCAPE '!'", "%".join(map(_plain, wanted.error))))
         where = f" WHERE {' AND '.join(text for text, _ in conditions)}" if conditions else ""
-        found = self.run(
-            f"SELECT {source}, {position}, {error} FROM {place}{where} ORDER BY 1, 2, 3 LIMIT {mark} OFFSET {mark}",
-            (*(value for _, value in conditions), wanted.most + 1, wanted.skip),
-        )
-        sample = self.run(f"SELECT {source}, NULL, {error} FROM {place} LIMIT {mark}", (LETTERS_SAMPLED,))
-        return Letters(found=tuple(map(Letter._make, found)), sample=tuple(map(Letter._make, sample)))
+        # First what is quick however many there are: it tells by what the others can be narrowed down.
+        counted = self.run(f"SELECT {source}, NULL, {error} FROM {place} LIMIT {mark}", (LETTERS_SAMPLED + 1,))
+        sample = tuple(map(Letter._make, counted))
+        try:
+            found = self.run(
+                f"SELECT {source}, {position}, {error} FROM {place}{where} ORDER BY 1, 2, 3 LIMIT {mark} OFFSET {mark}",
+                (*(value for _, value in conditions), wanted.most + 1, wanted.skip),
+            )
+        except Late:
+            return Letters(sample=sample, is_late=True, why=TOO_MANY)
+        return Letters(found=tuple(map(Letter._make, found)), sample=sample)
 
     @abstractmethod
     def hurry(self, seconds: float) -> None:
-        """From now on fail with `Silent` a statement of a read-only connection that takes longer."""
+        """From now on fail with `Late` a statement of a read-only connection that takes longer."""
 
     @abstractmethod
     def only_read(self) -> None:
