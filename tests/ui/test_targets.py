@@ -30,7 +30,8 @@ from starlette.types import ASGIApp
 import fencepost as fp
 from fencepost import faults
 from fencepost.admin.letters import OTHER
-from fencepost.contract import LettersWanted
+from fencepost.connectors.table.session import TableSession
+from fencepost.contract import LONGEST_ERROR, LettersWanted
 from fencepost.observe import registry
 from fencepost.observe.journal import Observer
 from fencepost.ui import api, targets
@@ -248,6 +249,7 @@ def test_dead_letters_are_paged_and_filtered_by_source_position_and_error(
         "skip=10001",
         "position=%00",
         "source=" + "x" * 501,
+        "error=" + "x" * (LONGEST_ERROR + 1),
         "sink=db",
     ],
 )
@@ -287,7 +289,7 @@ def test_a_server_that_stops_is_said_since_when_with_what_it_last_held(
         assert "It has never answered these pages" in get(fresh, f"/jobs/{key}/sinks").text
         assert "cannot be read: it has not answered yet" in get(app, f"/jobs/{key}/dead-letters").text
         for _ in range(2):  # questions that end after the two seconds of the client
-            wait_until(lambda: "it does not answer" in marks(app, key)["pg"]["silent_because"])
+            wait_until(lambda: targets.SLOW != marks(app, key)["pg"]["silent_because"])
             time.sleep(2.5)
         assert since == marks(app, key)["pg"]["silent_since"], "since the first time"
     finally:
@@ -388,23 +390,29 @@ def test_a_sink_that_pages_cannot_read_is_said_and_no_sink_at_all_too(tmp_path: 
     sinks["new"] = fp.SQLite(tmp_path / "out.db", table="letters", name="new")
     app = named(checkpoint, sinks, "files", "gone", "new")
     assert "fp.list_published(path)" in get(app, f"/jobs/{key}/dead-letters?sink=files").text
-    assert "cannot be read: it" in get(app, f"/jobs/{key}/dead-letters?sink=gone").text
+    assert "</strong> cannot be read: it cannot be opened" in get(app, f"/jobs/{key}/dead-letters?sink=gone").text
     assert "does not exist yet" in get(app, f"/jobs/{key}/dead-letters?sink=new").text
     assert "no sink for dead letters" in get(named(checkpoint, sinks), f"/jobs/{key}/dead-letters").text
 
 
 def slow(kind: str, folder: Path, request: pytest.FixtureRequest) -> fp.Sink:
-    """A sink whose letters take minutes to read."""
-    view = "CREATE VIEW letters AS SELECT 'a' AS source, 'r' AS record, 'e' AS error, {} AS position"
+    """A sink whose letters take minutes to sort."""
+    view = "CREATE VIEW letters AS SELECT 'a' AS source, 'r' AS record, 'e' AS error, {} AS position FROM one"
     if kind == "sqlite":
         numbers = "(WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n)"
         with closing(sqlite3.connect(folder / "slow.db")) as database, database:
+            database.execute("CREATE TABLE one AS SELECT 1 AS n")
             database.execute(view.format(numbers))
         return fp.SQLite(folder / "slow.db", table="letters", name="dead")
     if kind == "postgres":
         dsn = request.getfixturevalue("server").create_database(f"slow{os.getpid()}")
         with psycopg.connect(dsn) as database:
-            database.execute(view.format("pg_sleep(600)::text"))
+            database.execute("CREATE TABLE one AS SELECT 1 AS n")
+            database.execute(  # stable, so that it is not called for a column that nobody asks for
+                "CREATE FUNCTION slow() RETURNS text LANGUAGE plpgsql STABLE AS"
+                " $$ BEGIN PERFORM pg_sleep(600); RETURN ''; END $$"
+            )
+            database.execute(view.format("slow()"))
         return fp.Postgres("letters", dsn=dsn, name="dead")
     if kind == "duckdb":  # where a view is refused
         with duckdb.connect(folder / "slow.duckdb") as database:
@@ -431,4 +439,122 @@ def test_a_target_is_not_kept_busy_for_long(
         "fencepost.connectors.table.database.LETTERS_S", 0.3 if kind in {"sqlite", "postgres"} else 0.01
     )
     found = targets.letters.read(sink, "job", LettersWanted())
-    assert (False, True) == (found.heard, "took too long" in found.why or "took longer" in found.why), found.why
+    if kind in {"sqlite", "postgres"}:
+        assert (True, True, 1, {OTHER: 1}) == (found.heard, found.is_late, found.counted, found.errors), found.why
+    else:  # where even the sample may take longer than that
+        assert found.is_late or not found.heard
+    assert re.search("too many letters to sort in time|took too long|took longer", found.why), found.why
+
+
+def test_letters_that_are_too_many_to_sort_are_counted_and_the_page_says_how_to_narrow_them_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.setattr("fencepost.connectors.table.database.LETTERS_S", 0.3)
+    checkpoint = ran(tmp_path, {"db": fp.SQLite(tmp_path / "out.db", table="rows", name="db")})
+    app, key = named(checkpoint, {"dead": slow("sqlite", tmp_path, request)}, "dead"), registry.key_of(checkpoint)
+    page = get(app, f"/jobs/{key}/dead-letters").text
+    assert "too many letters to sort in time: choose a source" in page
+    assert "<option>a</option>" in page
+    assert "By error" in page
+    assert "Position</th>" not in page
+    told = letters(app, key, "")
+    assert ([], True, {"a": 1}) == (told["letters"], told["late"], told["sources"])
+
+
+@pytest.mark.parametrize(("count", "is_all"), [(1_000, True), (1_001, False)])
+def test_a_thousand_letters_are_all_of_them_and_one_more_is_not(count: int, is_all: bool, tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "letters.db")) as database, database:
+        database.execute(TABLE.format("TEXT"))
+        database.executemany(
+            "INSERT INTO letters VALUES ('a', ?, 'r', 'the record is null')", [(str(n),) for n in range(count)]
+        )
+    checkpoint = ran(tmp_path, {"db": fp.SQLite(tmp_path / "out.db", table="rows", name="db")})
+    dead = fp.SQLite(tmp_path / "letters.db", table="letters", name="dead")
+    told = letters(named(checkpoint, {"dead": dead}, "dead"), registry.key_of(checkpoint), "")
+    assert (1_000, is_all, {"a": 1_000}) == (told["counted"], told["counted_all"], told["sources"])
+
+
+def test_each_error_that_a_page_lists_can_be_chosen(tmp_path: Path) -> None:
+    """Also one of a record with many fields, or with a space in a name that is not a printable character."""
+    fields = ", ".join(f"field_{n} BIGINT" for n in range(300))
+    errors = [f"the record is not a JSON object of {fields}"[:LONGEST_ERROR]]
+    errors.append("the record is not a JSON object of total\N{NO-BREAK SPACE}amount DOUBLE")
+    with closing(sqlite3.connect(tmp_path / "letters.db")) as database, database:
+        database.execute(TABLE.format("TEXT"))
+        database.executemany("INSERT INTO letters VALUES ('a', 'p', 'r', ?)", [(error,) for error in errors])
+    checkpoint = ran(tmp_path, {"db": fp.SQLite(tmp_path / "out.db", table="rows", name="db")})
+    dead = fp.SQLite(tmp_path / "letters.db", table="letters", name="dead")
+    app, path = named(checkpoint, {"dead": dead}, "dead"), f"/jobs/{registry.key_of(checkpoint)}/dead-letters"
+    links = re.findall(r'href="(\?[^"]*error=[^"]*)"', get(app, path).text)
+    assert len(errors) == len(links)
+    for link in links:
+        answer = get(app, path + html.unescape(link))
+        assert (200, 1) == (answer.status, answer.text.count('<td class="pos target">p</td>'))
+
+
+@pytest.mark.parametrize("raised", [AttributeError(CANARY), SystemExit(CANARY), None], ids=["error", "exit", "None"])
+def test_a_sink_that_raises_anything_or_answers_nothing_is_silent(raised: BaseException | None, tmp_path: Path) -> None:
+    sinks: dict[str, fp.Sink] = {"db": fp.SQLite(tmp_path / "out.db", table="rows", name="db")}
+    checkpoint = ran(tmp_path, sinks)
+    in_sqlite(tmp_path / "letters.db")
+    sinks["dead"] = fp.SQLite(tmp_path / "letters.db", table="letters", name="dead")
+    app, key = named(checkpoint, sinks, "dead"), registry.key_of(checkpoint)
+
+    def strange(*_: Any) -> None:
+        if raised is not None:
+            raise raised
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("examine", "letters", "close"):
+            patch.setattr(TableSession, name, strange)
+        page = get(app, f"/jobs/{key}/sinks")
+        assert (200, True) == (page.status, "<strong>db</strong> has not answered since" in page.text)
+        assert "asking it failed: " in page.text
+        assert "Load the page again to ask it again." in page.text
+        dead = get(app, f"/jobs/{key}/dead-letters")
+        why = {AttributeError: "cannot be read: AttributeError at ", SystemExit: f"cannot be read: {targets.SLOW}"}
+        assert (200, True) == (dead.status, why.get(type(raised), "is none of these") in dead.text)
+        assert CANARY not in page.text + dead.text
+    wait_until(lambda: "1" == held_of(get(app, f"/jobs/{key}/sinks").text, "db"))
+    assert letters(app, key, "")["letters"]
+
+
+def test_a_checkpoint_that_cannot_be_read_is_not_called_a_silent_sink(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sinks = {"db": fp.SQLite(tmp_path / "out.db", table="rows", name="db")}
+    checkpoint = ran(tmp_path, sinks)
+    app, key = named(checkpoint, sinks), registry.key_of(checkpoint)
+
+    def gone(*_: Any) -> Any:
+        raise PermissionError("planted")
+
+    monkeypatch.setattr(targets.verify, "ask_one", gone)
+    page = get(app, f"/jobs/{key}/sinks").text
+    assert "has not answered since" not in page
+    assert f"<strong>db</strong> was not asked: {targets.UNREAD}" in page
+    told = marks(app, key)["db"]
+    assert (None, "", targets.UNREAD) == (told["silent_since"], told["silent_because"], told["why"])
+
+
+def test_letters_that_come_late_are_there_when_the_page_is_loaded_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = ran(tmp_path, {"db": fp.SQLite(tmp_path / "out.db", table="rows", name="db")})
+    in_sqlite(tmp_path / "letters.db")
+    dead = fp.SQLite(tmp_path / "letters.db", table="letters", name="dead")
+    app, path = named(checkpoint, {"dead": dead}, "dead"), f"/jobs/{registry.key_of(checkpoint)}/dead-letters"
+    go, asked, read = threading.Event(), [], targets.letters.read
+
+    def late(*given: Any) -> Any:
+        asked.append(given)
+        go.wait(60)
+        return read(*given)
+
+    monkeypatch.setattr(targets.letters, "read", late)
+    monkeypatch.setattr(targets, "EVERY_S", 60.0)
+    monkeypatch.setattr(targets, "PATIENCE_S", 0.3)
+    assert "cannot be read: it has not answered yet." in get(app, path).text
+    go.set()
+    wait_until(lambda: "ValueError in to_order" in get(app, path).text)
+    assert 1 == len(asked)

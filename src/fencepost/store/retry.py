@@ -144,4 +144,6 @@ class Aside:
                     answer.set_result(what())
             except Exception as error:  # noqa: BLE001 - the caller gets it
                 answer.set_exception(error)
+            except BaseException as error:  # noqa: BLE001 - a SystemExit would end this thread, and no request would end
+                answer.set_exception(RuntimeError(type(error).__name__))
             del answer, what  # nothing is held while it waits for the next request

@@ -162,6 +162,7 @@ class Api:
                 "sink": found.sink,
                 "letters": [letter._asdict() for letter in page.found],
                 "more": page.more,
+                "late": page.is_late,
                 "sources": page.sources,
                 "errors": page.errors,
                 "counted": page.counted,
@@ -256,12 +257,13 @@ def _plain_look(look: Look | None) -> dict[str, Any] | None:
         return None
     answer = look.answer
     found = () if answer is None else answer.findings
+    unasked = look.why if look.since is None else ""
     return {
         "epoch": None if answer is None else answer.newest,
         "at": look.at if answer is not None else None,
-        "why": "" if answer is None else answer.why,
+        "why": unasked or ("" if answer is None else answer.why),
         "silent_since": look.since,
-        "silent_because": look.why,
+        "silent_because": "" if unasked else look.why,
         "findings": [{"code": one.code, "what": one.what, "next": one.next} for one in found],
     }
 
@@ -333,12 +335,12 @@ def openapi() -> dict[str, Any]:
         "/jobs/{key}/exceptions": _get("Starts, ends and failures, newest first.", [key]),
         "/jobs/{key}/sinks": _get(
             "What is read, decided, and in each sink. `mark` is what the sink itself says, if the job's FILE was "
-            "named; its times are seconds since 1970.",
+            "named; its times are seconds since 1970. `why`: what it cannot tell, or why it was not asked.",
             [key],
         ),
         "/jobs/{key}/dead-letters": _get(
             "Where bad records were read and why they are bad, without the records; empty unless the job's FILE was "
-            "named (`asked`).",
+            "named (`asked`). `late`: there are too many to sort in time, so they are only counted.",
             [key, *letters],
         ),
         "/jobs/{key}/guarantee": _get("The chain from source to sink.", [key]),

@@ -36,7 +36,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fencepost.admin import state as states
 from fencepost.admin.letters import OTHER, LetterPage, of_error
-from fencepost.contract import LettersWanted
+from fencepost.contract import LONGEST_ERROR, LettersWanted
 from fencepost.errors import UNCHANGED, BadConfig, FencepostError, Retryable, require
 from fencepost.observe import wording
 from fencepost.observe.archive import Wanted
@@ -76,7 +76,7 @@ STREAMS: Final = 100
 DEEPEST: Final = 10_000
 """Dead letters that a page may skip: the target has to sort them each time."""
 LONGEST: Final = 500
-"""Characters of a text in a query."""
+"""Characters of a source or a position in a query."""
 STANDINGS: Final = ("complete", "decided", "claimed", "begun", "failed")
 
 
@@ -526,7 +526,8 @@ class LettersAnswer:
 
 def dead_letters_of(job: ShownJob, asked: Mapping[str, str]) -> LettersAnswer:
     """Read what is asked for; `BadConfig` for what is not valid."""
-    given = {name: _text(asked, name) for name in ("source", "position", "error")}
+    lengths = {"source": LONGEST, "position": LONGEST, "error": LONGEST_ERROR}
+    given = {name: _text(asked, name, longest) for name, longest in lengths.items()}
     skip, count = number_of(asked, "skip") or 0, min(number_of(asked, "count") or 50, 200)
     wanted = LettersWanted(source=given["source"] or None, position=given["position"], skip=skip, most=count)
     wanted = of_error(wanted, given["error"])
@@ -542,10 +543,10 @@ def dead_letters_of(job: ShownJob, asked: Mapping[str, str]) -> LettersAnswer:
     return LettersAnswer(has_file=True, sinks=sinks, sink=sink, skip=skip, count=count, page=page, **given)
 
 
-def _text(asked: Mapping[str, str], name: str) -> str:
+def _text(asked: Mapping[str, str], name: str, longest: int) -> str:
     text = asked.get(name) or ""
-    if len(text) > LONGEST or not text.isprintable():
-        raise _bad(name, f"at most {LONGEST} printable characters")
+    if len(text) > longest or "\0" in text:  # which PostgreSQL refuses; a column's name may have any other character
+        raise _bad(name, f"at most {longest:,} characters, none of them a zero byte")
     return text
 
 

@@ -12,15 +12,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
-from contextlib import suppress
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from typing import Final
 
 from fencepost.admin import letters, verify
 from fencepost.admin.letters import LetterPage
 from fencepost.admin.verify import SinkAnswer
-from fencepost.contract import LettersWanted, Sink
+from fencepost.contract import LettersWanted, Sink, place_of
 from fencepost.errors import FencepostError
 from fencepost.protocol.order import State
 from fencepost.store import Place
@@ -35,6 +34,7 @@ SHORT_S: Final = 0.5
 KEPT: Final = 50
 """Pages of dead letters that are remembered."""
 SLOW: Final = "it has not answered yet"
+UNREAD: Final = "the checkpoint cannot be read, so there is nothing to compare its answer with"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +46,9 @@ class Look:
     at: float = 0.0
     """When that was."""
     since: float | None = None
-    """Since when it does not answer; None if it does."""
+    """Since when it does not answer; None if it does, or was not asked."""
     why: str = ""
-    """Why it does not."""
+    """Why it does not, or was not asked."""
 
 
 class AskedSink:
@@ -80,29 +80,35 @@ class AskedSink:
         look, last = self._look, self._last
         if look is not None:
             patience = SHORT_S if last.answer or last.since else PATIENCE_S
-            with suppress(TimeoutError):
-                look.result(max(0.0, self._asked + patience - time.time()))
+            wait([look], max(0.0, self._asked + patience - time.time()))
         last = self._last
         if look is None or look.done() or (last.answer and time.time() - self._asked < PATIENCE_S):
             return last
-        return replace(last, since=last.since or self._asked, why=last.why or SLOW)
+        return replace(last, since=last.since or self._asked, why=last.why if last.since else SLOW)
 
     def _ask(self, root: Place, again: Callable[[], State]) -> None:
         try:
             found = verify.ask_one(root, self.name, self.sink, again)
-            why = "" if found.heard else found.why
         except (FencepostError, OSError):  # of the checkpoint: the head of the page says more
-            found, why = None, "the checkpoint cannot be read, with which it would be compared"
-        if found is not None and found.heard:
-            self._last = Look(answer=found, at=time.time())
+            if self._last.since is None:
+                self._last = replace(self._last, why=UNREAD)
+        except BaseException as error:  # noqa: BLE001 - a user's own sink may raise anything, SystemExit too
+            self._fell_silent(f"asking it failed: {place_of(error)}")
         else:
-            self._last = replace(self._last, since=self._last.since or self._asked, why=why)
-        self._next = time.monotonic() + EVERY_S
+            if found.heard:
+                self._last = Look(answer=found, at=time.time())
+            else:
+                self._fell_silent(found.why)
+        finally:
+            self._next = time.monotonic() + EVERY_S
+
+    def _fell_silent(self, why: str) -> None:
+        self._last = replace(self._last, since=self._last.since or self._asked, why=why)
 
     def letters(self, job: str, wanted: LettersWanted) -> LetterPage:
         """A page of dead letters; never raises."""
         until = time.monotonic() + PATIENCE_S
-        silent = LetterPage(heard=False, why=f"{SLOW}: load the page again")
+        silent = LetterPage(heard=False, why=SLOW)
         if not self._turn.acquire(timeout=PATIENCE_S):
             return silent
         try:
@@ -110,14 +116,16 @@ class AskedSink:
             if known is not None and time.monotonic() - at < EVERY_S:
                 return known
             left = max(0.0, until - time.monotonic())
-            found = self._letters.ask(lambda: letters.read(self.sink, job, wanted), left)
-            if found is None:
-                return silent
-            kept = list(self._pages.items())[-KEPT:]
-            self._pages = {**dict(kept), wanted: (time.monotonic(), found)}
-            return found
+            return self._letters.ask(lambda: self._read(job, wanted), left) or silent
         finally:
             self._turn.release()
+
+    def _read(self, job: str, wanted: LettersWanted) -> LetterPage:
+        """Remembered also if nobody waits for it any more: whoever loads the page again has it."""
+        found = letters.read(self.sink, job, wanted)
+        kept = list(self._pages.items())[-KEPT:]
+        self._pages = {**dict(kept), wanted: (time.monotonic(), found)}
+        return found
 
 
 class Targets:

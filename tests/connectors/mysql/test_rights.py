@@ -196,7 +196,7 @@ class TestDenied:
         session = place.sink(password="wrong").session("job")  # noqa: S106
         with pytest.raises(TargetRefused, match=r"target_unusable.*it refused the login"):
             session.rehearse(WORDS, "append")
-        assert "it refused us: it refused the login" == session.examine(Asked(lineage="x", epochs={})).why
+        assert "it refused the login" == session.examine(Asked(lineage="x", epochs={})).why
 
     def test_a_password_that_is_changed_under_a_running_job(self, place: Any) -> None:
         place.run(

@@ -293,7 +293,7 @@ class TestDenied:
         session = Postgres("guarded", dsn=self.dsn(server, {"password": "wrong"})).session("job")
         with pytest.raises(TargetRefused, match=r"target_unusable.*it refused the login"):
             session.rehearse(SCHEMA, "append")
-        assert "it refused us: it refused the login" == session.examine(Asked(lineage="x", epochs={})).why
+        assert "it refused the login" == session.examine(Asked(lineage="x", epochs={})).why
 
     def test_a_password_that_is_changed_under_a_running_job(self, server: Server, tmp_path: Path) -> None:
         dsn = self.dsn(server, {"user": "fickle", "password": "one"})

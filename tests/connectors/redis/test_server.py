@@ -289,7 +289,7 @@ def test_a_wrong_password_is_refused_everywhere_and_a_server_that_is_down_is_wai
         server.kill()
         silent = dict.fromkeys(("start", "check", "open"), (Retryable, "target_silent"))
         assert silent | {"vote": (EpochFailed, "target_silent")} == everywhere(sink, driver, handle)
-        assert "it does not answer: it cannot be reached (ConnectionError)" == driver.look({1: handle}).why
+        assert "it cannot be reached (ConnectionError)" == driver.look({1: handle}).why
         driver.session.close()
 
 

@@ -234,7 +234,7 @@ class CassandraSession(MarkedSession):
             return unheard(asked, f"it cannot be used: {error}")
         except (Silent, RowsRefused) as error:
             self._connection.drop()
-            return unheard(asked, f"it does not answer: {error}")
+            return unheard(asked, str(error))
         except FencepostError as error:  # its mark is of a newer fencepost, or was changed
             return unheard(asked, error.what)
         return examined(seen, asked, self._settings.table)

@@ -192,7 +192,7 @@ class RedisSession(MarkedSession):
         except Denied as error:
             return unheard(asked, f"it cannot be used: {error}")
         except Silent as error:
-            return unheard(asked, f"it does not answer: {error}")
+            return unheard(asked, str(error))
         except TargetRefused as error:  # a replica, or a server that may lose data: its answer cannot be trusted
             return unheard(asked, error.what)
         found = judged(state.mark, asked)

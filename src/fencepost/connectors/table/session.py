@@ -284,8 +284,7 @@ class TableSession(Session, MarkChecks):
         try:
             seen = self.database.peek(self.job, self.sink, self.settings.table)
         except (Silent, RowsRefused) as error:
-            what = "refused us" if isinstance(error, Denied) else "does not answer"
-            return unheard(asked, f"it {what}: {error}")
+            return unheard(asked, str(error))
         except FencepostError as error:  # its mark is of a newer fencepost, or was changed
             return unheard(asked, error.what)
         return examined(seen, asked, self.settings.table)
@@ -306,8 +305,7 @@ class TableSession(Session, MarkChecks):
         try:
             return self.database.apart(lambda other: other.letters(self.settings.table, wanted))
         except (Silent, RowsRefused) as error:
-            what = "does not answer" if type(error) is Silent else "cannot be read"
-            return Letters(heard=False, why=f"it {what}: {error}")
+            return Letters(heard=False, why=str(error))
 
     @alone
     def open(self, owner: Owner) -> None:
