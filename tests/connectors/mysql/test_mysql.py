@@ -11,7 +11,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from fencepost.connectors.mysql import dialect
 from fencepost.connectors.mysql.sink import MySQL
 from fencepost.testing import SinkContract
 
@@ -59,14 +58,6 @@ class OnServer(SinkContract):
 
 class TestUpsert(OnServer):
     pass
-
-
-class TestUpsertOfMany(TestUpsert):
-    """Through a staging table, which few rows do without."""
-
-    @pytest.fixture(autouse=True)
-    def _many(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(dialect, "FEW", -1)
 
 
 class TestAppend(OnServer):

@@ -8,20 +8,15 @@ import orders
 import pyarrow as pa
 import pytest
 
-from fencepost.connectors.mysql import dialect
-from fencepost.connectors.mysql.dialect import FEW
 from fencepost.errors import EpochFailed, TargetRefused
 
 INFINITE = (float("inf"), float("-inf"))
 """MySQL has no such numbers."""
 
 
-@pytest.fixture(params=[("place", FEW), ("place", -1), ("mysql_place", FEW), ("mysql_place", -1)], ids=str)
-def server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Each server with a statement for few rows, and with the staging table that many need."""
-    place, few = request.param
-    monkeypatch.setattr(dialect, "FEW", few)
-    return request.getfixturevalue(place)
+@pytest.fixture(params=["place", "mysql_place"], ids=["mariadb", "mysql"])
+def server(request: pytest.FixtureRequest) -> Any:
+    return request.getfixturevalue(request.param)
 
 
 def started(place: Any, names: Any, kind: pa.DataType, *, deletes: bool = False) -> Any:

@@ -170,35 +170,6 @@ class TestChanges:
         driver.run(2, words(("c", 3)))
         assert [("a", 1), ("b", 2), ("c", 3)] == place.query("SELECT k, v FROM words ORDER BY k")
 
-    def test_the_catalogue_is_read_again_only_if_the_table_has_changed(
-        self, place: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        asked: list[str] = []
-        run = MySQLDialect.run
-
-        def noted(self: MySQLDialect, statement: str, values: Any = ()) -> list[Any]:
-            asked.append(statement)
-            return run(self, statement, values)
-
-        driver = place.started(place.sink(key="k"), WORDS)
-        monkeypatch.setattr(MySQLDialect, "run", noted)
-        counts = []
-        for epoch, change in enumerate(("SELECT 1", "SELECT 1", "ALTER TABLE words ADD more int", "SELECT 1")):
-            place.run(change)
-            asked.clear()
-            driver.run(epoch, words(("a", epoch)))
-            counts.append(any("information_schema.columns" in statement for statement in asked))
-        assert [False, False, True, False] == counts
-        assert [("a", 3)] == place.query("SELECT k, v FROM words")
-
-    def test_only_many_rows_need_a_staging_table(self, place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        driver = place.started(place.sink(key="k"), WORDS)
-        monkeypatch.setattr(MySQLDialect, "_make_stage", None)
-        driver.run(0, words(("a", 1), ("b", 2), ("a", 3)))
-        assert [("a", 3), ("b", 2)] == place.query("SELECT k, v FROM words ORDER BY k")
-        with pytest.raises(TypeError):
-            driver.run(1, words(*((f"k{n}", n) for n in range(dialect.FEW + 1))))
-
     def test_a_column_that_rounds_since_the_start_is_refused(self, place: Any) -> None:
         times = pa.table({"t": pa.array([123456], pa.timestamp("us"))})
         driver = place.started(place.sink("times"), times.schema)
