@@ -2,7 +2,6 @@
 
 append    load ─► table
 upsert    load ─► staging table ─► INSERT … SELECT … ON DUPLICATE KEY UPDATE
-          few rows: INSERT … VALUES … ON DUPLICATE KEY UPDATE
 
 LOAD DATA LOCAL skips or changes what does not fit, and only warns about it, strict mode or not. Never treats a load
 with a warning as a success.
@@ -10,7 +9,7 @@ with a warning as a success.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -27,20 +26,14 @@ _ROOM = 1024
 
 
 def insert_statements(
-    table: str,
-    schema: pa.Schema,
-    batches: Iterable[pa.RecordBatch],
-    texts: Sequence[Text],
-    packet: int,
-    *,
-    tail: str = "",
+    table: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch], texts: Sequence[Text], packet: int
 ) -> Iterator[bytes]:
-    """INSERTs, each with as many rows as fit in a packet: for few rows, and where LOAD DATA LOCAL is not allowed."""
-    head, behind = f"INSERT INTO {table} ({listed(schema.names)}) VALUES ".encode(), tail.encode()
+    """INSERTs, each with as many rows as fit in a packet; for servers that do not allow LOAD DATA LOCAL."""
+    head = f"INSERT INTO {table} ({listed(schema.names)}) VALUES ".encode()
     literals = _literals(schema, texts)
     for batch in batches:
-        for values in _packets(bytes(lines(batch, literals)), packet - len(head) - len(behind) - _ROOM):
-            yield head + values + behind
+        for values in _packets(bytes(lines(batch, literals)), packet - len(head) - _ROOM):
+            yield head + values
 
 
 def load_statement(table: str, schema: pa.Schema, there: list[Column]) -> str:
@@ -72,24 +65,20 @@ def insert_statement(table: str, names: Sequence[str], stage: str, key: Sequence
     """INSERT the staged rows in order; with a key, a row replaces the existing one."""
     return (
         f"INSERT INTO {table} ({listed(names)}) SELECT {listed(names, stage)} FROM {stage} ORDER BY {stage}.{PLACE}"
-        + replacing(table, lambda name: f"{stage}.{quoted(name)}", names, key, compared)
+        + _replacing(table, stage, names, key, compared)
     )
 
 
 def insert_nothing(table: str, names: Sequence[str], key: Sequence[str], compared: Comparison) -> str:
     """The same without any row, to check that the server allows it."""
     nothing = ", ".join(["NULL"] * len(names))
-    return f"INSERT INTO {table} ({listed(names)}) SELECT {nothing} FROM DUAL WHERE FALSE" + replacing(
-        table, lambda name: f"{table}.{quoted(name)}", names, key, compared
+    return f"INSERT INTO {table} ({listed(names)}) SELECT {nothing} FROM DUAL WHERE FALSE" + _replacing(
+        table, table, names, key, compared
     )
 
 
-def replacing(
-    table: str, new: Callable[[str], str], names: Sequence[str], key: Sequence[str], compared: Comparison
-) -> str:
-    """What an INSERT does with a row whose key is there; `new` is how a column of the new row is written.
-
-    If there are only key columns, nothing is replaced: one of them is set to itself.
+def _replacing(table: str, source: str, names: Sequence[str], key: Sequence[str], compared: Comparison) -> str:
+    """If there are only key columns, nothing is replaced: one of them is set to itself.
 
     MySQL sets one column after the other, and reads those that it has set. So the columns that are compared come last,
     the first of them at the very end: for each, the condition is then as true as it was before.
@@ -98,8 +87,8 @@ def replacing(
     rest = [name for name in (*(one for one in names if one not in late), *late) if name not in key]
     pairs = []
     for name in rest:
-        old, value = f"{table}.{quoted(name)}", new(name)
-        pairs.append(f"{old} = IF({compared.condition}, {value}, {old})" if compared.condition else f"{old} = {value}")
+        old, new = f"{table}.{quoted(name)}", f"{source}.{quoted(name)}"
+        pairs.append(f"{old} = IF({compared.condition}, {new}, {old})" if compared.condition else f"{old} = {new}")
     itself = [f"{table}.{quoted(name)} = {table}.{quoted(name)}" for name in key[:1]]
     return f" ON DUPLICATE KEY UPDATE {', '.join(pairs or itself)}" if key else ""
 

@@ -63,8 +63,6 @@ class Connection(connections.Connection):  # type: ignore[misc]  # PyMySQL has n
     """Does the server allow LOAD DATA LOCAL?"""
     packet = 0
     """Bytes that the server accepts in one packet."""
-    version = ""
-    """As the server itself says it, whatever a proxy says."""
 
     def _create_ssl_ctx(self, wanted: Any) -> ssl.SSLContext:
         """PyMySQL loads all CA certificates, which takes as long as ten logins, even if nothing is verified."""
@@ -141,9 +139,9 @@ def _set_up(connection: Connection) -> None:
     with connection.cursor() as cursor:
         for setting in SETTINGS:
             cursor.execute(setting)
-        cursor.execute("SELECT @@local_infile, @@max_allowed_packet, @@version")
-        [(infile, packet, version)] = cursor.fetchall()
-    connection.infile, connection.packet, connection.version = bool(infile), int(packet), str(version)
+        cursor.execute("SELECT @@local_infile, @@max_allowed_packet")
+        [(infile, packet)] = cursor.fetchall()
+    connection.infile, connection.packet = bool(infile), int(packet)
 
 
 def _tls(address: Address) -> dict[str, Any]:

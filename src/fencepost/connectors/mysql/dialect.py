@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import re
 import time
 import uuid
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import astuple
-from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -62,10 +60,6 @@ PATIENT = 15
 """Seconds that a vote waits for a lock: nothing is decided yet, and a failed vote costs a restart."""
 IMPATIENT = 1
 """Seconds that a commit waits for a lock: the protocol itself retries it, with backoff."""
-FEW = 2_000
-"""Rows of an epoch that are replaced without a staging table. With ten thousand it makes no difference any more."""
-NEW = "fencepost_new"
-"""A name for the new row, in statements that compare it with the one that is there."""
 OLDER = 50
 """How many earlier drivers we look for. The server ends idle sessions, so there are no older ones."""
 _HARMLESS = {1287, 1592}
@@ -91,8 +85,6 @@ class MySQLDialect(ServerDialect, TaskTables):
         self._began = False
         self._changed = False
         self._marked: set[tuple[str, str]] = set()
-        self._defined: dict[str, tuple[str, list[Column]]] = {}
-        """By table: how it was defined when its columns were read last, and these."""
 
     @property
     def at(self) -> str:
@@ -341,27 +333,6 @@ class MySQLDialect(ServerDialect, TaskTables):
         return self._engine(table) is not None
 
     def columns(self, table: str) -> list[Column]:
-        """As when they were read last, if the table is still defined in the same way.
-
-        The server fills a table of its own for each question about the catalogue, which takes ten times as long.
-        """
-        definition = self._definition(table)
-        seen, there = self._defined.get(table, ("", []))
-        if definition and definition == seen:
-            return there
-        there = self._columns(table)
-        if definition == self._definition(table):  # otherwise they may be those of another definition
-            self._defined[table] = definition, there
-        return there
-
-    def _definition(self, table: str) -> str:
-        """All that makes a table, as the server would create it; empty if there is none. Views have one, too."""
-        try:
-            return repr(self.run(f"SHOW CREATE TABLE {quoted(table)}"))
-        except RowsRefused:
-            return ""
-
-    def _columns(self, table: str) -> list[Column]:
         engine = self._engine(table)
         if engine is None:
             return []
@@ -440,54 +411,21 @@ class MySQLDialect(ServerDialect, TaskTables):
                         f"because of its unique index {other.name!r}, a row could replace one with another key"
                     )
         name = quoted(table.name)
-        self._write(bulk.insert_nothing(name, schema.names, table.key, self._comparison(table, self.of(name))))
+        self._write(bulk.insert_nothing(name, schema.names, table.key, self._comparison(table, name)))
         if removes:
             self.run(f"DELETE FROM {quoted(table.name)} WHERE FALSE")
         if table.key:
             self._make_stage(table, schema.names)
 
     def insert(self, table: Table, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
-        """LOAD DATA into the table; with a key, into a temporary one first, unless there are few rows."""
+        """LOAD DATA into the table; with a key, into a temporary one first."""
         if not table.key:
             self._load(quoted(table.name), table.columns, schema, batches)
             return
-        ahead = list(islice(batches, 1))
-        if all(batch.num_rows <= FEW and batch.nbytes <= self._now.packet // 8 for batch in ahead):
-            ahead += islice(batches, 1)
-            new = self._new_row()
-            if len(ahead) == 1 and new is not None and not self._merging(table):
-                self._insert_few(table, schema, ahead, new)
-                return
         stage = self._make_stage(table, schema.names)
-        self._load(stage, table.columns, schema, chain(ahead, batches), counting=True)
+        self._load(stage, table.columns, schema, batches, counting=True)
         self._insert_from(stage, table, schema.names)
         self.run(f"DROP TEMPORARY TABLE {stage}")
-
-    def _new_row(self) -> NewRow | None:
-        """None for a MySQL before 8.0.19, which has no name for it."""
-        version = self._now.version
-        if "MariaDB" in version:
-            return NewRow("", lambda name: f"VALUES({quoted(name)})")
-        number = tuple(map(int, re.findall(r"\d+", version)[:3]))
-        return NewRow(f" AS {NEW}", self.of(NEW)) if number >= (8, 0, 19) else None
-
-    def _insert_few(
-        self,
-        table: Table,
-        schema: pa.Schema,
-        batches: Iterable[pa.RecordBatch],
-        new: NewRow,
-    ) -> None:
-        """Without a staging table, which takes longer to fill than the server needs to parse few rows.
-
-        The rows are written in order, so of several with one key the last one stays.
-        """
-        place = quoted(table.name)
-        compared = self._comparison(table, new.of)
-        tail = new.clause + bulk.replacing(place, new.of, schema.names, table.key, compared)
-        texts, checked = texts_for(schema, table.columns), self._fitting(batches, table.columns)
-        for statement in bulk.insert_statements(place, schema, checked, texts, self._now.packet, tail=tail):
-            self._write(statement, schema.names)
 
     def delete(self, table: Table, keys: pa.RecordBatch) -> None:
         """Load the keys into a temporary table; those that the server calls equal to others are refused before."""
@@ -518,11 +456,15 @@ class MySQLDialect(ServerDialect, TaskTables):
         if counting:
             schema, batches = schema.append(pa.field(PLACE, pa.int64())), numbered(batches)
         texts = texts_for(schema, there)
+        kinds = {item.name: as_column_type(item.type) for item in schema}
+        documents = [one.name for one in there if one.type == "json" and is_text(kinds.get(one.name, pa.null()))]
         rows = 0
 
         def counted() -> Iterator[pa.RecordBatch]:
             nonlocal rows
-            for batch in self._fitting(batches, there):
+            for batch in batches:
+                refuse_nulls(batch, there)
+                refuse_other_json(batch, documents, doubles=True)  # MySQL's own type; MariaDB's is text
                 rows += batch.num_rows
                 yield batch
 
@@ -535,30 +477,18 @@ class MySQLDialect(ServerDialect, TaskTables):
         if found != rows:
             raise RowsRefused(f"only {found} of {rows} rows were written")
 
-    def _fitting(self, batches: Iterable[pa.RecordBatch], there: list[Column]) -> Iterator[pa.RecordBatch]:
-        """Refuse what the server would change without a word."""
-        for batch in batches:
-            kinds = {item.name: as_column_type(item.type) for item in batch.schema}
-            documents = [one.name for one in there if one.type == "json" and is_text(kinds.get(one.name, pa.null()))]
-            refuse_nulls(batch, there)
-            refuse_other_json(batch, documents, doubles=True)  # MySQL's own type; MariaDB's is text
-            yield batch
-
     def _insert_from(self, stage: str, table: Table, names: Sequence[str]) -> None:
-        compared = self._comparison(table, self.of(stage))
+        compared = self._comparison(table, stage)
         self._write(bulk.insert_statement(quoted(table.name), names, stage, table.key, compared), names)
         self._refuse_merged(stage, table)
 
-    def _comparison(self, table: Table, new: Callable[[str], str]) -> bulk.Comparison:
+    def _comparison(self, table: Table, stage: str) -> bulk.Comparison:
         columns = tuple(item.name for item in table.order_by)
-        condition = self.not_smaller(table, new, self.of(quoted(table.name)))
+        condition = self.not_smaller(table, self.of(stage), self.of(quoted(table.name)))
         return bulk.Comparison(columns, condition)
 
-    def _merging(self, table: Table) -> list[str]:
-        return [column.name for column in table.columns if column.merges and column.name in table.key]
-
     def _refuse_merged(self, stage: str, table: Table) -> None:
-        merging = self._merging(table)
+        merging = [column.name for column in table.columns if column.merges and column.name in table.key]
         if merging and self.run(bulk.merged_statement(quoted(table.name), stage, table.key, merging)):
             raise RowsRefused(
                 f"the collation of {listed(merging)} treats keys that differ in case, accents or blanks as equal"
@@ -648,15 +578,6 @@ _UNIQUE = (
     "SELECT table_name, index_name, column_name, sub_part FROM information_schema.statistics"
     f" {_THERE} AND non_unique = 0 ORDER BY index_name, seq_in_index"
 )
-
-
-class NewRow(NamedTuple):
-    """How a statement that replaces rows speaks of the new one."""
-
-    clause: str
-    """After VALUES."""
-    of: Callable[[str], str]
-    """A column of it."""
 
 
 class Unique(NamedTuple):
