@@ -6,6 +6,7 @@ import json
 import traceback
 import uuid
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
@@ -108,6 +109,20 @@ class TestWhatAColumnBecomes:
             serializer=lambda row: b"%d" % row["v"] if row["v"] > 1 else None,
         )
         assert {b"key-1": None, b"key-2": b"2"} == {m.key(): m.value() for m in found}
+
+    def test_a_serializer_is_given_times_in_utc_wherever_it_is_called(self) -> None:
+        """A task gets them in the session's zone; the rows that it leaves to the driver are staged in UTC."""
+        at = datetime(2026, 7, 1, 23, 30, tzinfo=UTC)
+        row = {"at": at, "all": [at], "in": {"at": at}, "by": [("k", at)]}
+
+        def said(zone: str) -> list[Any]:
+            time = pa.timestamp("us", zone)
+            inside = pa.struct([("at", time)])
+            schema = pa.schema([("at", time), ("all", pa.list_(time)), ("in", inside), ("by", pa.map_("str", time))])
+            sink = fp.Kafka("t", servers="nowhere:1", serializer=lambda given: str(given).encode())
+            return [one.value for one in messages.messages(sink, pa.RecordBatch.from_pylist([row], schema))]
+
+        assert said("UTC") == said("Europe/Berlin")
 
     @pytest.mark.parametrize("how", ["json", "value", "serializer"])
     def test_a_row_to_delete_is_a_tombstone(self, broker: Broker, topic: str, start: Start, how: str) -> None:

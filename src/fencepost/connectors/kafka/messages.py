@@ -14,7 +14,7 @@ from pyarrow import types
 from fencepost.connectors.kafka.sink import Kafka
 from fencepost.connectors.table.database import RowsRefused
 from fencepost.connectors.table.deletion import is_deleted
-from fencepost.connectors.table.values import plain
+from fencepost.connectors.table.values import in_utc, plain
 from fencepost.errors import TargetRefused
 
 _dump = partial(json.dumps, ensure_ascii=False, separators=(",", ":"))
@@ -134,7 +134,7 @@ def _written(sink: Kafka, batch: pa.RecordBatch) -> list[bytes | str | None]:
     names = [name for name in batch.schema.names if name not in ours]
     rows = batch.select(names)
     if sink.serializer is not None:
-        return [sink.serializer(row) for row in rows.to_pylist()]
+        return [sink.serializer(row) for row in in_utc(rows).to_pylist()]
     columns = map(plain, rows.columns)
     return [_dump(dict(zip(names, row, strict=True))) for row in zip(*columns, strict=True)]
 

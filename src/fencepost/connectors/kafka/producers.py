@@ -47,9 +47,10 @@ WAITING = 50_000
 """How many messages may be in the client's queue before we wait for it; its limit is 100,000."""
 WAITING_BYTES = 64 << 20
 """Bytes of rows after which we wait until the queue is empty."""
-FEW_BYTES = 256 << 10
+FEW_BYTES = 64 << 10
 """A task leaves up to this many bytes of rows to the driver, whose producer is there already and writes them in some
-milliseconds. A transaction of the task's own costs it a new producer, and the driver a question and an end."""
+milliseconds. A transaction of the task's own costs it a new producer, and the driver a question and an end. Not more,
+because all tasks of an epoch may have few rows, and the driver gets those of all; so few come with a task's answer."""
 
 
 class Undelivered(Exception):

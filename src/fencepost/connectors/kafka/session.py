@@ -189,7 +189,9 @@ class KafkaSession(Session):
         self._tasks_left_all = not units
         if not rows.kept:
             return ()
-        plain = self.pre_commit(epoch, RowsOfUnit(rows, None))
+        written = sum(facts["rows"] for facts in units.values()) if self._sink.keep_rows else 0
+        left = rows.count - len(units) - written  # one row says what a unit is; to look for the others is to read all
+        plain = self.pre_commit(epoch, RowsOfUnit(rows, None)) if left else None
         if plain is not None:
             plain = replace(plain, body={**plain.body, "unit": None})
         if not units:
@@ -333,11 +335,11 @@ class KafkaSession(Session):
         # An epoch whose rows tasks wrote may have a failed attempt that left one. So may one that never came to
         # `handles`, because the targets already hold its rows: its tasks have run.
         waits, self._tasks_left_all = self._tasks_left_all or not self._sink.parallel, False
-        if at_leisure and waits and time.monotonic() < self._swept + SWEEP_S:
-            return ()
-        self._swept = time.monotonic()
         try:
-            self._see_the_last_through()
+            self._see_the_last_through()  # also if nothing is swept: the epoch may count as done next
+            if at_leisure and waits and time.monotonic() < self._swept + SWEEP_S:
+                return ()
+            self._swept = time.monotonic()
             return self._orphans(before)
         except (Silent, Denied) as error:
             if at_leisure:

@@ -137,15 +137,15 @@ class Kafka(Sink, Source):
     topic_column: str | None = None
     """Writing: the column that holds each row's topic; rows where it is NULL go to `topic`."""
     serializer: Serializer | None = None
-    """Writing: a function from a row (a dict, including the key column) to bytes, instead of JSON. With `parallel` it
-    is pickled."""
+    """Writing: a function from a row (a dict, including the key column) to bytes, instead of JSON. It is called in the
+    driver; with `parallel` it is pickled, and called in the tasks too. Times with a zone are in UTC in both."""
     keep_rows: bool = True
     """Writing: keep an epoch's rows until they are visible, so that they can be rewritten if the broker times the
     transaction out. Without it, such an epoch reruns if none of it is visible, and otherwise needs an operator."""
     parallel: bool = False
     """Writing: let the tasks write, one transaction each, for output that is too much for the driver. An epoch's
     transactions become visible one by one, and each writes a marker to every partition it touched: coalesce first. A
-    task with up to 256 KiB of rows leaves them to the driver, whose own transaction is faster for so few."""
+    task with up to 64 KiB of rows leaves them to the driver, whose own transaction is faster for so few."""
     transaction_timeout: float | None = None
     """Writing: seconds after which the broker aborts an open transaction; by default 900, or the brokers' limit if that
     is lower. An epoch plus a restart must fit into it."""

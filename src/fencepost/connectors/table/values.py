@@ -45,6 +45,27 @@ def plain(array: pa.Array) -> list[Any]:
     return [None if value is None else convert(value) for value in array.to_pylist()]
 
 
+def in_utc(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Times with a zone in UTC, nested ones too: a task gets them in the session's zone, staged rows have UTC."""
+    schema = pa.schema([field.with_type(_in_utc(field.type)) for field in batch.schema])
+    return batch if schema == batch.schema else batch.cast(schema)
+
+
+def _in_utc(kind: pa.DataType) -> pa.DataType:
+    def inside(field: pa.Field) -> pa.Field:
+        return field.with_type(_in_utc(field.type))
+
+    if types.is_timestamp(kind) and kind.tz:
+        return pa.timestamp(kind.unit, tz="UTC")
+    if types.is_struct(kind):
+        return pa.struct([inside(field) for field in kind.fields])
+    if types.is_map(kind):
+        return pa.map_(inside(kind.key_field), inside(kind.item_field))
+    if types.is_list(kind):
+        return pa.list_(inside(kind.value_field))
+    return kind
+
+
 def plainer(kind: pa.DataType) -> Callable[[Any], Any]:
     """The conversion of one value of a type, which must not be None."""
     for is_kind, convert in _SCALARS:
