@@ -43,6 +43,8 @@ INIT_S = 30.0
 DELIVERY_S = 60
 """How long the client itself waits for brokers that are down; a shorter outage goes unnoticed."""
 COMMIT_S = 15.0
+ABORT_S = 5.0
+"""How long an abort waits for messages that are on their way."""
 WAITING = 50_000
 """How many messages may be in the client's queue before we wait for it; its limit is 100,000."""
 WAITING_BYTES = 64 << 20
@@ -252,8 +254,13 @@ class Slot(Plain):
                 return
 
     def abort(self) -> None:
-        """Abort the transaction; only for one that is certainly not decided."""
+        """Abort the transaction; only for one that is certainly not decided.
+
+        If the client is told so while its first message is on the way, it ends nothing, and the transaction that the
+        broker opens for that message blocks readers. So what is on the way arrives first.
+        """
         with _fatal_errors():
+            self._producer.flush(ABORT_S)
             self._producer.abort_transaction(COMMIT_S)
 
 
